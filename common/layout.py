@@ -1,0 +1,125 @@
+"""Every binary layout of Hyades: sizes are asserted at import, all fields are little-endian.
+
+Must stay in sync: the numba kernels read REQUEST as int64[n, 8] and TILE_HEADER / TILE_ENTRY by the
+word offsets below (`TH_*`, `TE_*`); golden bytes in tests/golden hold the on-disk structures still.
+"""
+
+from enum import IntEnum, IntFlag
+
+import numpy as np
+
+BLOCK = 4096
+FORMAT_VERSION = 1
+SUPERBLOCK_MAGIC = b"HYADESV1"
+TILE_MAGIC = 0x50595448  # "HTYP" little-endian
+JOURNAL_MAGIC = b"HYJOURN1"
+
+# One of two copies, in blocks 0 and 1; `crc` covers all bytes of the block before it and after it
+# (the crc field itself counts as zero).
+SUPERBLOCK = np.dtype(
+    {
+        "names": [
+            "magic", "version", "block", "generation", "uuid",
+            "catalog_lba", "catalog_bytes", "catalog_crc", "next_lba", "crc",
+        ],
+        "formats": ["S8", "<u4", "<u4", "<u8", "V16", "<u8", "<u8", "<u4", "<u8", "<u4"],
+        "offsets": [0, 8, 12, 16, 24, 40, 48, 56, 64, 72],
+        "itemsize": BLOCK,
+    }
+)  # fmt: skip
+
+# Page table: one entry a page.
+PAGE_ENTRY = np.dtype([("rows", "<u4"), ("crc", "<u4")])
+
+# Tile page (DESIGN section 4): header, entries, then uint16 arrays at the header's byte offsets.
+TILE_HEADER = np.dtype(
+    [
+        ("magic", "<u4"), ("version", "<u4"),
+        ("chunk", "<u4"), ("page", "<u4"),
+        ("tiles", "<u4"), ("segments", "<u4"),
+        ("edges", "<u4"), ("destinations_at", "<u4"),
+        ("ends_at", "<u4"), ("sources_at", "<u4"),
+        ("reserved", "<u4", (6,)),
+    ]
+)  # fmt: skip
+# One piece of the tile (chunk, lane).  `sequence` counts a lane's pieces over all chunks in chunk
+# order from 0; `first_*` index the page's arrays; `ends` are relative to `first_edge`.
+TILE_ENTRY = np.dtype(
+    [
+        ("lane", "<u4"), ("sequence", "<u4"),
+        ("first_segment", "<u4"), ("first_edge", "<u4"),
+        ("segments", "<u2"), ("flags", "<u2"), ("edges", "<u4"),
+    ]
+)  # fmt: skip
+MAX_PIECE_EDGES = 65_535  # `ends` is uint16
+MAX_RANGE_ROWS = 65_536  # local ids are uint16
+# int32 word offsets of the same structures, for the kernels
+TH_TILES, TH_DST, TH_ENDS, TH_SRC, TH_WORDS = 4, 7, 8, 9, 16
+TE_LANE, TE_SEQ, TE_SEG0, TE_EDGE0, TE_SEGS_FLAGS, TE_EDGES, TE_WORDS = 0, 1, 2, 3, 4, 5, 6
+
+
+class TileFlag(IntFlag):
+    """Flags of a TILE_ENTRY."""
+
+    SELF = 1  # first piece of the diagonal tile: the vertices' own rows are added before its edges
+
+
+# Directory: one record a piece, in page order; the planner reads this and never the tiles.
+DIRECTORY = np.dtype([("chunk", "<u4"), ("lane", "<u4"), ("segments", "<u4"), ("edges", "<u4")])
+
+
+class Op(IntEnum):
+    """What a request asks for."""
+
+    READ = 1
+    WRITE = 2
+    FLUSH = 3
+
+
+class RequestFlag(IntFlag):
+    """Modifiers of a request."""
+
+    CHECK_CRC = 1  # READ: compare with `crc` when it lands; one retry, then Status.CRC
+    MAKE_CRC = 2  # WRITE: compute the CRC32C before submitting and hand it back in the completion
+
+
+class Status(IntEnum):
+    """Completion status words; a ready word holds a negative one when its request failed."""
+
+    OK = 0
+    IO = -1  # the device reported an error
+    SHORT = -2  # fewer bytes than asked for, after retries
+    CRC = -3  # the page's checksum differs from its page table, after one retry
+    NO_SPACE = -4  # ENOSPC
+    CANCELLED = -5  # the transport was closed first
+    LOST = -6  # the path or device is gone, after retries
+    INVALID = -7  # outside the device, misaligned, or unknown op
+    TIMEOUT = -8
+
+
+# One request: a ring slot, and the record that transports take.  `sequence` belongs to the ring.
+REQUEST = np.dtype(
+    [
+        ("sequence", "<i8"),  # word 0
+        ("lba", "<u8"),  # word 1: in blocks of 4096
+        ("offset", "<u8"),  # word 2: byte offset of the data in the arena
+        ("nbytes", "<u4"), ("slot", "<u4"),  # word 3: ready-table index = low 32 bits of cookie
+        ("op", "u1"), ("flags", "u1"), ("device", "<u2"), ("crc", "<u4"),  # word 4
+        ("generation", "<u4"), ("object", "<u4"),  # word 5
+        ("page", "<u8"),  # word 6: for messages only
+        ("cookie", "<u8"),  # word 7: returned untouched by a transport
+    ]
+)  # fmt: skip
+RQ_SEQ, RQ_LBA, RQ_OFFSET, RQ_LEN_SLOT, RQ_OP, RQ_GEN_OBJ, RQ_PAGE, RQ_COOKIE = range(8)
+
+COMPLETION = np.dtype(
+    [("cookie", "<u8"), ("status", "<i4"), ("nbytes", "<u4"), ("crc", "<u4"), ("reserved", "<u4")]
+)
+
+assert SUPERBLOCK.itemsize == BLOCK
+assert PAGE_ENTRY.itemsize == 8
+assert TILE_HEADER.itemsize == 64
+assert TILE_ENTRY.itemsize == 24
+assert DIRECTORY.itemsize == 16
+assert REQUEST.itemsize == 64
+assert COMPLETION.itemsize == 24
