@@ -1,0 +1,60 @@
+"""The one decorator for code that runs on CPU threads and, re-targeted by numba-cuda, on a GPU.
+
+Numba stamps a cached function with the mtime of its own file only, so editing an intrinsic leaves its
+callers stale.  The cache directory is therefore keyed by a hash of every kernel source.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from numba.core import config
+
+F = TypeVar("F", bound=Callable[..., Any])
+_ROOT = Path(__file__).resolve().parent.parent
+_SOURCES = ("common/*.py", "gpu_side/*.py", "proxy/transports/*.py")
+
+
+@cache
+def cache_directory() -> Path | None:
+    """Return where compiled kernels are kept, or None where no such place is writable."""
+    digest = hashlib.sha256(f"{numba.__version__}".encode())
+    for pattern in _SOURCES:
+        for path in sorted(_ROOT.glob(pattern)):
+            text = path.read_bytes()
+            if b"numba" in text and b"intrinsic" in text:
+                digest.update(text)
+    base = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
+    root = Path(base) if base else Path.home() / ".cache"
+    folder = root / f"hyades-kernels-{digest.hexdigest()[:16]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+@contextmanager
+def _cached_in(folder: Path) -> Iterator[None]:
+    # The locator reads the setting when a function is decorated, so it need not stay changed.
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(folder)
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = before
+
+
+def jit(function: F) -> F:
+    """Compile *function* for the target that calls it: nogil, no bounds checks, cached on disk."""
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+    folder = cache_directory()
+    if folder is None:
+        return numba.njit(**options)(function)  # type: ignore[no-any-return]
+    with _cached_in(folder):
+        return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
