@@ -22,10 +22,8 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 INPUTS := pyproject.toml constraints.txt
 
-# numba looks only at the file a kernel stands in, not at the shims that were inlined into it: a
-# cache per state of all compiled sources is never stale.
-KERNELS := $(shell grep -rlE '^(from|import) (numba|llvmlite)' common gpu_side proxy target_side --include='*.py' | LC_ALL=C sort)
-export NUMBA_CACHE_DIR := $(CURDIR)/.numba_cache/$(shell cat constraints.txt $(KERNELS) | sha256sum | cut -c1-16)
+# common/jit.py makes a folder per state of the kernel sources in here.
+export NUMBA_CACHE_DIR := $(CURDIR)/.numba_cache
 
 .PHONY: help demo test check format bench clean
 
