@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hyades.common.errors import UsageError
+from hyades.common.jit import jit
 from hyades.common.units import format_size
 
 _FORMAT = 1  # raise when the same spec would give other bytes: stored graphs are then made again
@@ -196,7 +196,7 @@ def _in_degrees(spec: GraphSpec) -> NDArray[np.int64]:
     return degrees
 
 
-@njit(cache=True)
+@jit
 def _hash(state: Any) -> Any:
     """Return the splitmix64 finaliser of a uint64."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -204,13 +204,13 @@ def _hash(state: Any) -> Any:
     return state ^ (state >> np.uint64(31))
 
 
-@njit(cache=True)
+@jit
 def _unit(state: Any) -> Any:
     """Return a float64 in [0, 1) made of the top 53 bits of the hash of *state*."""
     return np.float64(_hash(state) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@njit(cache=True)
+@jit
 def _fill_sources(
     out: Any, start: Any, stop: Any, indptr: Any, vertex: Any, place: Any, popular: Any, seed: Any
 ) -> None:
@@ -236,7 +236,7 @@ def _fill_sources(
         out[first:at].sort()
 
 
-@njit(cache=True)
+@jit
 def _fill_features(out: Any, vertices: Any, seed: Any) -> None:
     root3 = np.float32(np.sqrt(3.0))
     for row in range(vertices.size):
