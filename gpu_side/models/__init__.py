@@ -1,0 +1,1 @@
+"""Trained models as the engine's IR."""

@@ -3,7 +3,7 @@
 A `Model` is a list of `Conv` layers.  Semantics of one layer, for vertex v with input rows x:
 
     m_u   = source(x_u)                                   row operations on the sender
-    agg_v = AGG over in-edges (u -> v) of  w(u, v) * m_u   then `neighbour` (commutes with sum, mean)
+    agg_v = AGG over in-edges (u -> v) of  w(u, v) * m_u   then `neighbour` (sum, mean commute)
     y_v   = agg_v + self_scale * neighbour(x_v) + root(x_v)
     h_v   = post(y_v)
 
@@ -116,8 +116,10 @@ class Conv:
     self_scale: float = 0.0  # GIN: 1 + eps
     norm: Norm = "none"
     loops: Literal["keep", "one", "drop"] = "keep"
-    loop_weight: float = 1.0  # with loops == "one": GCN 1, improved 2
-    edge_weight: bool = False  # uses the volume's edge weights
+    # With loops == "one": GCN 1, improved 2; an existing loop keeps its own weight.  Only where
+    # edge weights are used: on an unweighted graph PyG 2.8 adds loops of 1 even when improved.
+    loop_weight: float = 1.0
+    edge_weight: bool = False  # uses the volume's edge weights where it has any
     attention: Attention | None = None
     mean_heads: bool = False  # attention with concat=False
     post: tuple[RowOp, ...] = ()
