@@ -93,7 +93,7 @@ def _count(
         count = 0
         for v in range(number * batch, min(vertices, (number + 1) * batch)):
             for place in range(indptr[v] - 1, indptr[v + 1]):
-                row = np.int64(v if place < indptr[v] else indices[place])
+                row: Any = np.int64(v if place < indptr[v] else indices[place])
                 first = row * row_bytes // page_bytes
                 last = ((row + 1) * row_bytes - 1) // page_bytes
                 if place >= indptr[v]:

@@ -133,7 +133,7 @@ def simulate(
         entering = where[v] == _ABSENT
         if entering:
             if size == capacity:
-                victim = 0
+                victim: Any = 0
                 if policy == RANDOM:
                     state += np.uint64(0x9E3779B97F4A7C15)
                     victim = np.int64(_splitmix(state) % np.uint64(size))
