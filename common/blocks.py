@@ -83,7 +83,8 @@ class MemoryBlocks:
 
     def read(self, lba: int, count: int) -> bytearray:
         """Return *count* blocks from *lba*."""
-        check_span(self, lba, count * BLOCK)
+        if lba + count > self.nblocks:
+            raise _ends_early(self.name, self.nblocks * BLOCK, lba, count)
         return bytearray(self.data[lba * BLOCK : (lba + count) * BLOCK])
 
     def write(self, lba: int, data: Any) -> None:
@@ -150,15 +151,14 @@ class FileBlocks:
             except OSError as error:
                 raise self._lost("read", lba, error) from error
             if got == 0:
-                raise DataError(
-                    f"{self.name}: ends at byte {lba * BLOCK + done}, but {count} blocks were "
-                    f"expected at LBA {lba}: the file is truncated"
-                )
+                raise _ends_early(self.name, lba * BLOCK + done, lba, count)
             done += got
         return data
 
     def write(self, lba: int, data: Any) -> None:
         """Write whole blocks at *lba*, inside the device."""
+        if not self.writable:
+            raise UsageError(f"{self.name} is open for reading only")
         view, done = as_bytes(data), 0
         check_span(self, lba, len(view))
         while done < len(view):
@@ -238,6 +238,12 @@ class FileBlocks:
         return f"{need}: {missing} bytes are missing on the file system; free them or move it"
 
 
+def _ends_early(name: str, at: int, lba: int, count: int) -> DataError:
+    return DataError(
+        f"{name}: ends at byte {at}, but {count} blocks were expected at LBA {lba}: truncated"
+    )
+
+
 def _open(path: Path, *, create: bool, writable: bool) -> int:
     flags = os.O_RDWR if writable else os.O_RDONLY
     if create and not path.is_block_device():
@@ -245,7 +251,10 @@ def _open(path: Path, *, create: bool, writable: bool) -> int:
     try:
         if path.is_dir():
             raise UsageError(f"{path} is a directory, not a volume")
-        return os.open(path, flags | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+        if flags & os.O_CREAT:
+            _sync_folder(path.parent)  # or the file itself could be lost with the power
+        return fd
     except FileExistsError as error:
         raise UsageError(f"{path} exists; remove it or choose another name") from error
     except FileNotFoundError as error:
@@ -253,6 +262,14 @@ def _open(path: Path, *, create: bool, writable: bool) -> int:
         raise UsageError(what) from error
     except OSError as error:
         raise UsageError(f"cannot open {path}: {error.strerror}") from error
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _holder(fd: int) -> str:

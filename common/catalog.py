@@ -4,6 +4,7 @@
 inside the device, do not overlap and agree with the shapes, or raises DataError.
 """
 
+import math
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -162,8 +163,18 @@ class Catalog(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def encode_catalog(catalog: Catalog) -> bytes:
-    """Return *catalog* as JSON."""
-    return msgspec.json.encode(catalog)
+    """Return *catalog* as JSON; UsageError for values that JSON cannot hold."""
+    try:
+        return msgspec.json.encode(catalog, enc_hook=_plain)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the catalog cannot be stored: {error}") from error
+
+
+def _plain(value: object) -> object:
+    """Return a numpy scalar as the Python number it stands for."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r} is neither a number nor a text")
 
 
 def parse_catalog(data: bytes, nblocks: int, reserved: tuple[Extent, ...] = ()) -> Catalog:
@@ -205,6 +216,10 @@ def find_problem(catalog: Catalog, nblocks: int, reserved: tuple[Extent, ...] = 
 
 def _object_problem(info: ObjectInfo) -> str | None:
     """Return why the shape of *info* is impossible, or None."""
+    if info.kind != "rows" and (info.width != 1 or info.range_rows != info.rows_per_page):
+        return f"width or range_rows do not fit a {info.kind!r} object"
+    if info.dtype in _RECORDS and info.kind != "table":
+        return f"records of {info.dtype!r} in a {info.kind!r} object"
     if info.dtype not in _RECORDS and info.dtype not in _SCALARS:
         return f"unknown dtype {info.dtype!r}"
     if info.page_bytes == 0 or info.page_bytes % BLOCK or info.page_bytes > MAX_PAGE:
@@ -237,7 +252,7 @@ def _extent_problem(catalog: Catalog, nblocks: int, reserved: tuple[Extent, ...]
         if extent.lba < end:
             return f"{owner} at LBA {extent.lba} overlaps {before}, which ends at LBA {end}"
         if extent.end > nblocks:
-            return f"{owner} ends at LBA {extent.end}, the device at {nblocks}: it is truncated"
+            return f"{owner} ends at LBA {extent.end}, outside the volume of {nblocks} blocks"
         end, before = extent.end, owner
     return None
 
@@ -248,15 +263,22 @@ def new_object(
     """Return an object without extents; UsageError for attributes that JSON would change."""
     if not name or len(name) > 200 or not name.isprintable():
         raise UsageError(f"{name!r} cannot be the name of an object")
-    for key, value in attributes.items():
-        if not isinstance(value, int | float | str):
-            raise UsageError(f"attribute {key!r} of {name!r} is {type(value).__name__}")
+    plain = {key: _attribute(name, key, value) for key, value in attributes.items()}
     return ObjectInfo(
         name=name, kind=kind, dtype=dtype, rows=shape.rows, width=width,
         range_rows=shape.range_rows, rows_per_page=shape.rows_per_page,
         page_bytes=shape.page_bytes, pages=shape.pages,
-        extents=(), table=(), table_crc=0, attributes=dict(attributes),
+        extents=(), table=(), table_crc=0, attributes=plain,
     )  # fmt: skip
+
+
+def _attribute(name: str, key: str, value: Any) -> int | float | str:
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"attribute {key!r} of {name!r} is {value}, which JSON cannot hold")
+    if not isinstance(value, int | float | str):
+        raise UsageError(f"attribute {key!r} of {name!r} is a {type(value).__name__}")
+    return int(value) if isinstance(value, bool) else value
 
 
 def table_shape(rows: int, itemsize: int, page_size: int) -> PageShape:

@@ -1,5 +1,6 @@
 """Reading and writing the pages of objects, each under the CRC32C that its page table holds."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -67,6 +68,7 @@ class PageStore:
         self.writable = writable
         # By object name: the page table padded to blocks, what of it lies on the device (nothing
         # for a new object), and which of its pages are committed.
+        self._loading = threading.Lock()
         self._tables: dict[str, Bytes] = {}
         self._stored: dict[str, Bytes] = {}
         self._fixed: dict[str, NDArray[np.bool_]] = {}
@@ -89,14 +91,12 @@ class PageStore:
 
         Set an entry only after its page's write has completed: the next commit stores the table.
         """
-        table = self._tables.get(name)
-        if table is None:
-            info = self.object(name)
-            table = read_table_of(self.blocks, info)
-            self._tables[name] = table
-            self._stored[name] = table.copy()
-            self._fixed[name] = table.view(PAGE_ENTRY)["rows"] > 0
-        return table.view(PAGE_ENTRY)[: self.catalog.objects[name].pages]
+        info = self.object(name)
+        if name not in self._tables:
+            with self._loading:  # two threads must not load two copies and set entries in both
+                if name not in self._tables:
+                    self._load_table(info)
+        return self._tables[name].view(PAGE_ENTRY)[: info.pages]
 
     def read_page(self, info: ObjectInfo, page: int) -> Bytes:
         """Return the bytes [page_bytes] of *page*, checked; one re-read, then DataError."""
@@ -172,6 +172,12 @@ class PageStore:
     def _rows(self, info: ObjectInfo, page: int, rows: int) -> NDArray[Any]:
         data = self.read_page(info, page)[: rows * info.row_bytes]
         return data.view(info.numpy_dtype).reshape(rows, *_tail(info))
+
+    def _load_table(self, info: ObjectInfo) -> None:
+        table = read_table_of(self.blocks, info)
+        self._stored[info.name] = table.copy()
+        self._fixed[info.name] = table.view(PAGE_ENTRY)["rows"] > 0
+        self._tables[info.name] = table
 
     def _forget(self, name: str) -> None:
         self._tables.pop(name, None)

@@ -16,6 +16,7 @@ from hyades.common.errors import DataError
 from hyades.common.layout import BLOCK, FORMAT_VERSION, SUPERBLOCK, SUPERBLOCK_MAGIC
 
 MAX_CATALOG = 1 << 28
+_MAX_GENERATION = 1 << 62
 _CRC_AT = 72
 
 
@@ -108,6 +109,8 @@ def _problem(found: Superblock, nblocks: int) -> str | None:
         )
     if found.block != BLOCK:
         return f"blocks of {found.block} bytes, this Hyades reads blocks of {BLOCK}"
+    if not 0 < found.generation < _MAX_GENERATION:
+        return f"generation {found.generation} is impossible"
     if found.next_lba > nblocks:
         return (
             f"the volume needs {found.next_lba * BLOCK} bytes, the device has {nblocks * BLOCK}: "

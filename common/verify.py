@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hyades.common.blocks import BlockDevice
 from hyades.common.catalog import Catalog, ObjectInfo
-from hyades.common.errors import DataError, UsageError
+from hyades.common.errors import DataError, DeviceLost, UsageError
 from hyades.common.layout import PAGE_ENTRY
 from hyades.common.pagestore import expected_rows, read_extents, read_page_of, read_table_of
 from hyades.common.superblock import Superblock, read_copies
@@ -41,7 +41,7 @@ def verify_volume(
     try:
         where = f"catalog of generation {head.generation} (LBA {head.catalog.lba})"
         read_extents(blocks, [head.catalog], head.catalog_crc, where)
-    except DataError as error:
+    except (DataError, DeviceLost) as error:
         yield Finding("catalog", None, head.catalog.lba, str(error))
     for name in catalog.objects if names is None else names:
         yield from _verify_object(blocks, catalog, catalog.objects[name], progress)
@@ -52,7 +52,7 @@ def _verify_object(
 ) -> Iterator[Finding]:
     try:
         table = read_table_of(blocks, info).view(PAGE_ENTRY)[: info.pages]
-    except DataError as error:
+    except (DataError, DeviceLost) as error:
         yield Finding(info.name, None, info.table[0].lba, str(error))
         return
     unfinished = _is_unfinished(catalog, info.name)
@@ -61,7 +61,7 @@ def _verify_object(
             continue
         try:
             read_page_of(blocks, info, page, table[page], expected_rows(info, page))
-        except DataError as error:
+        except (DataError, DeviceLost) as error:
             yield Finding(info.name, page, info.lba(page), str(error))
         if progress is not None:
             progress(info.page_bytes)

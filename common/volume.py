@@ -23,13 +23,12 @@ from hyades.common.catalog import (
     ObjectInfo,
     dtype_name,
     encode_catalog,
-    find_problem,
     new_object,
     parse_catalog,
     table_shape,
 )
 from hyades.common.checksum import crc32c
-from hyades.common.errors import DataError, HyadesError, UsageError
+from hyades.common.errors import DataError, UsageError
 from hyades.common.layout import BLOCK, PAGE_ENTRY
 from hyades.common.pages import DEFAULT_PAGE, MAX_PAGE, MIN_PAGE, PageShape, shape_pages
 from hyades.common.pagestore import PageStore, read_extents
@@ -92,7 +91,7 @@ class Volume(PageStore):
         """
         try:
             slot, head = superblock.newest(blocks)
-            committed = load_catalog(blocks, head)
+            committed = _load_catalog(blocks, slot, head)
         except BaseException:
             blocks.close()
             raise
@@ -208,13 +207,13 @@ class Volume(PageStore):
         for name, table in self._tables.items():
             if not np.array_equal(table, self._stored.get(name, _NEVER)):
                 self.store_page_table(name)
-        problem = find_problem(self.catalog, self.blocks.nblocks)
-        if problem:
-            raise UsageError(f"{self.name}: cannot commit: {problem}")
         text = encode_catalog(self.catalog)
+        try:
+            committed = parse_catalog(text, self.blocks.nblocks)
+        except DataError as error:
+            raise UsageError(f"{self.name}: cannot commit: {error}") from error
         data = text + bytes(round_up(len(text), BLOCK) - len(text))
         extent = self._take_one(len(data) // BLOCK)
-        committed = parse_catalog(text, self.blocks.nblocks, (extent,))
         self.blocks.write(extent.lba, data)
         self.blocks.flush()
         next_lba = max(e.end for e in (extent, *committed.extents()))
@@ -322,13 +321,21 @@ class Volume(PageStore):
         return extent
 
 
-def load_catalog(blocks: BlockDevice, head: Superblock) -> Catalog:
-    """Return the catalog that *head* points to; DataError names its generation and address."""
+def _load_catalog(blocks: BlockDevice, slot: int, head: Superblock) -> Catalog:
+    """Return the catalog that *head* points to; DataError names generations and address."""
     where = f"catalog of generation {head.generation} (LBA {head.catalog.lba})"
-    data = read_extents(blocks, [head.catalog], head.catalog_crc, where)
+    try:
+        data = read_extents(blocks, [head.catalog], head.catalog_crc, where)
+    except DataError as error:
+        other = superblock.read_copies(blocks)[1 - slot]
+        has = other if isinstance(other, str) else f"has generation {other.generation}"
+        raise DataError(
+            f"{error}; superblock copy {1 - slot} {has}; nothing older is opened, since its space "
+            "may be in use again: restore the volume or ingest it again"
+        ) from error
     try:
         return parse_catalog(data[: head.catalog_bytes].tobytes(), head.next_lba, (head.catalog,))
-    except HyadesError as error:
+    except DataError as error:
         raise DataError(f"{blocks.name}: {where}: {error}") from error
 
 
