@@ -1,0 +1,1 @@
+"""What a refresh did: report.json for programs, report.html for people."""

@@ -1,0 +1,155 @@
+"""The content of a report.  Bytes are bytes, times are seconds, shapes are (rows, columns).
+
+`report.json` is exactly this structure; `read_report` gives it back.
+"""
+
+import msgspec
+
+SCHEMA = 1
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One plan that the planner evaluated, with what it predicted."""
+
+    name: str  # "resident", "passes:4", "log:64"
+    bytes_read: int
+    bytes_written: int
+    seconds: float
+    memory: int
+    chosen: bool = False
+    reason: str = ""  # why it was taken, or why it was not
+
+
+class Layer(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer: what was planned and what happened."""
+
+    index: int  # from 0
+    name: str  # "convs.0 (SAGEConv)"
+    in_channels: int
+    out_channels: int
+    plan: str  # name of the chosen candidate
+    order: str  # "project on landing" or "aggregate first"
+    passes: int
+    bytes_intended: int  # rows, topology and log that any run of this plan must move
+    predicted_read: int
+    predicted_written: int
+    bytes_read: int
+    bytes_written: int
+    seconds: float
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """Time of one kind of work in one layer, summed over its workers."""
+
+    layer: int
+    name: str  # "read", "land", "tiles", "merge", "finalise", "write"
+    seconds: float
+    workers: int = 1
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One bar of the timeline: times count from the start of the refresh."""
+
+    name: str
+    worker: str
+    t0: float
+    t1: float
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True):
+    """How often the scheduler did what, over the whole run."""
+
+    items: int = 0  # tile pieces that ran
+    edges: int = 0  # edges that were aggregated
+    misses: int = 0  # an item found its page absent
+    parks: int = 0  # it was set aside
+    resumes: int = 0  # and taken up again
+    requests: int = 0  # that the proxy sent to devices, after coalescing
+    retries: int = 0  # of requests that failed or landed corrupted
+    logged_rows: int = 0  # partial states written to the log
+    other: dict[str, int] = {}
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """The budget and what was used of it."""
+
+    budget: int
+    predicted: int
+    baseline: int  # resident before the refresh: interpreter, torch, compiled kernels
+    peak: int  # highest resident size of the process
+
+    @property
+    def used(self) -> int:
+        """Peak above the baseline: what the budget bounds."""
+        return max(0, self.peak - self.baseline)
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of the whole run."""
+
+    intended: int  # what the plan has to read
+    read: int
+    written: int
+    predicted_read: int
+    predicted_written: int
+
+    @property
+    def amplification(self) -> float:
+        """Bytes read for each byte that had to be read."""
+        return self.read / self.intended if self.intended else 1.0
+
+
+class Graph(msgspec.Struct, frozen=True, kw_only=True):
+    """The volume's graph."""
+
+    volume: str
+    vertices: int
+    edges: int
+    feature_width: int
+    feature_dtype: str
+    reorder: str = "none"
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """Where it ran."""
+
+    host: str
+    cpu: str
+    cores: int
+    memory: int
+    kernel: str
+    device: str  # "cpu, 2 threads"
+    versions: dict[str, str]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about one refresh."""
+
+    schema: int = SCHEMA
+    out: str
+    model: str
+    options: dict[str, str]  # as given: fanout, seed, threads, dtype, plan, memory
+    started: str  # ISO 8601, UTC
+    seconds: float
+    resumed: bool
+    graph: Graph
+    machine: Machine
+    memory: Memory
+    traffic: Traffic
+    counters: Counters
+    candidates: list[Candidate]
+    layers: list[Layer]
+    phases: list[Phase]
+    timeline: list[Span] = []
+
+
+def chosen(report: Report) -> str:
+    """Return the names of the plans that ran, in the order of the layers, without repeats."""
+    return ", ".join(dict.fromkeys(layer.plan for layer in report.layers)) or "nothing to do"
+
+
+def deviation(predicted: float, measured: float) -> float:
+    """Return how far *measured* lies from *predicted*, relative to the prediction."""
+    if predicted == measured:
+        return 0.0
+    return (measured - predicted) / predicted if predicted else float("inf")
