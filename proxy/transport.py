@@ -2,9 +2,10 @@
 
 Rules:
 1. `register(arena)` comes before the first submit; request offsets index that arena.
-2. `submit` accepts a prefix of the batch and returns its length; it never blocks, and never raises for
-   what the device answers.  Misuse of the API itself (no arena, closed) raises UsageError.
-   A request outside the device or arena, misaligned or of unknown op completes with Status.INVALID.
+2. `submit` accepts a prefix of the batch and returns its length; it never blocks, and never raises
+   for what the device answers.  Misuse of the API itself (no arena, closed) raises UsageError.
+   A request outside the device or arena, misaligned, longer than `max_transfer` or of unknown op
+   completes with Status.INVALID.
 3. Every accepted request completes exactly once, in any order, with its cookie unchanged.
 4. Short transfers are continued inside the transport; a completion is whole or carries an error.
 5. FLUSH completes after every WRITE that *completed* before the flush was submitted is durable.

@@ -1,0 +1,80 @@
+"""URLs of volumes: a scheme, a path and typed options; a plain path is a file."""
+
+import re
+from urllib.parse import parse_qsl, urlencode
+
+from hyades.common.errors import UsageError
+from hyades.common.units import parse_size
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_TRUE, _FALSE = ("1", "yes", "true", "on"), ("0", "no", "false", "off")
+
+
+class Url:
+    """``scheme://path?key=value&...``; every option is read once, what is left over is an error.
+
+    A text without ``scheme://`` is the path of a file, taken literally (``?`` included).
+    """
+
+    def __init__(self, text: str) -> None:
+        self.original = text
+        match = _SCHEME.match(text)
+        self._options: list[tuple[str, str]] = []
+        if match is None:
+            self.scheme, self.path = "file", text
+            return
+        self.scheme = match[1].lower()
+        rest = text[match.end() :]
+        self.path, mark, query = rest.partition("?")
+        try:
+            self._options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+        except ValueError:
+            raise UsageError(f"{text}: options are written ?key=value&key=value") from None
+        if mark and not query:
+            raise UsageError(f"{text}: no options after the question mark")
+
+    def __str__(self) -> str:
+        return self.original
+
+    def take_all(self, key: str) -> list[str]:
+        """Remove and return every value of *key*."""
+        found = [v for k, v in self._options if k == key]
+        self._options = [(k, v) for k, v in self._options if k != key]
+        return found
+
+    def text(self, key: str, default: str) -> str:
+        """Remove and return the one value of *key*."""
+        found = self.take_all(key)
+        if len(found) > 1:
+            raise UsageError(f"{self}: {key} is given {len(found)} times")
+        return found[0] if found else default
+
+    def integer(self, key: str, default: int, *, least: int = 0) -> int:
+        """Remove and return *key* as a whole number of at least *least*."""
+        text = self.text(key, str(default))
+        if not text.isdecimal() or int(text) < least:
+            raise UsageError(f"{self}: {key} is a whole number from {least} on, not {text!r}")
+        return int(text)
+
+    def size(self, key: str, default: int) -> int:
+        """Remove and return *key* in bytes."""
+        return parse_size(self.text(key, str(default)))
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Remove and return *key* as yes or no."""
+        text = self.text(key, "1" if default else "0").lower()
+        if text not in _TRUE + _FALSE:
+            raise UsageError(f"{self}: {key} is 1 or 0, not {text!r}")
+        return text in _TRUE
+
+    def rest(self) -> str:
+        """Return the options that nobody took, as ``?key=value`` text, and forget them."""
+        text = urlencode(self._options)
+        self._options = []
+        return f"?{text}" if text else ""
+
+    def refuse_unused(self) -> None:
+        """Raise UsageError naming options that nobody took."""
+        if self._options:
+            names = ", ".join(sorted({k for k, _ in self._options}))
+            raise UsageError(f"{self}: {self.scheme}:// has no option {names}")
