@@ -1,13 +1,14 @@
 """All acquire and release code, and what else differs between a CPU thread and a CUDA warp.
 
-Every name is a core numba intrinsic that branches inside code generation, so one source compiles for
-both.  Rules:
+Every name is a core numba intrinsic that branches inside code generation, so one source compiles
+for both.  Rules:
 1. Words are int64 (or int32 where a kernel ABI says so) and naturally aligned.
-2. Across PCIe there are no atomics: only single-writer words, `st_release_sys` and `ld_acquire_sys`.
-   `atomic_*` and the plain acquire and release are for words that one device's workers share.
-3. On CUDA a worker is one warp: `lane()` is 0..31 and words are written by lane 0; on a CPU a worker
-   is a thread: `lane()` folds to 0 and `lanes()` to 1, so loops `for j in range(lane(), n, lanes())`
-   vectorise.
+2. Across PCIe there are no atomics: only single-writer words, `st_release_sys`, `ld_acquire_sys`.
+   `atomic_*` and plain acquire and release are for words that one device's workers share.
+3. On CUDA a worker is one warp whose lanes run the same path.  Every word operation here happens
+   once a worker: lane 0 acts, after the other lanes' accesses (bar.warp.sync), and all lanes get
+   its result.  Rows are shared out by `for j in range(lane(), n, lanes())`; on a CPU a worker is a
+   thread, `lane()` folds to 0 and `lanes()` to 1, and that loop vectorises.
 """
 
 from collections.abc import Callable
@@ -37,8 +38,26 @@ def _asm(builder: Any, result: Any, text: str, constraints: str, args: list[Any]
     return builder.call(ir.InlineAsm(signature, text, constraints, side_effect=True), args)
 
 
-def _register(bits: int) -> str:
-    return "r" if bits == 32 else "l"
+_ELECT = (
+    "{{ .reg .pred p; .reg .u32 l; .reg .b32 lo, hi; .reg .b64 v; mov.u32 l, %laneid; "
+    "setp.eq.u32 p, l, 0; mov.b64 v, 0; bar.warp.sync 0xffffffff; @p {0} "
+)
+_SHARE = (
+    "mov.b64 {lo,hi}, v; shfl.sync.idx.b32 lo, lo, 0, 31, 0xffffffff; "
+    "shfl.sync.idx.b32 hi, hi, 0, 31, 0xffffffff; mov.b64 $0, {lo,hi}; }"
+)
+
+
+def _by_lane_0(builder: Any, instruction: str, pointer: Any, values: list[Any]) -> Any:
+    """Emit *instruction* (result in v, address $1, values $2...) for lane 0; share the result."""
+    text = _ELECT.format(instruction) + _SHARE
+    constraints = "=l,l" + ",l" * len(values) + ",~{memory}"
+    return _asm(builder, _I64, text, constraints, [builder.ptrtoint(pointer, _I64), *values])
+
+
+def _require_int64(word: Any) -> None:
+    if word.bitwidth != 64:
+        raise TypeError(f"words that a GPU shares are int64, not {word}")
 
 
 def _load(order: str, ptx: str) -> Callable[..., Any]:
@@ -47,13 +66,10 @@ def _load(order: str, ptx: str) -> Callable[..., Any]:
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             pointer = element_pointer(context, builder, signature.args[0], args[0], args[1])
-            bits = word.bitwidth
             if is_cuda(context):
-                return _asm(
-                    builder, ir.IntType(bits), f"ld.{ptx}.b{bits} $0, [$1];",
-                    f"={_register(bits)},l,~{{memory}}", [builder.ptrtoint(pointer, _I64)],
-                )  # fmt: skip
-            return builder.load_atomic(pointer, order, bits // 8)
+                _require_int64(word)
+                return _by_lane_0(builder, f"ld.{ptx}.b64 v, [$1];", pointer, [])
+            return builder.load_atomic(pointer, order, word.bitwidth // 8)
 
         return word(array, types.intp), generate
 
@@ -67,15 +83,11 @@ def _store(order: str, ptx: str) -> Callable[..., Any]:
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             pointer = element_pointer(context, builder, signature.args[0], args[0], args[1])
-            bits = word.bitwidth
             if is_cuda(context):
-                _asm(
-                    builder, _VOID, f"st.{ptx}.b{bits} [$0], $1;",
-                    f"l,{_register(bits)},~{{memory}}",
-                    [builder.ptrtoint(pointer, _I64), args[2]],
-                )  # fmt: skip
+                _require_int64(word)
+                _by_lane_0(builder, f"st.{ptx}.b64 [$1], $2;", pointer, [args[2]])
             else:
-                builder.store_atomic(args[2], pointer, order, bits // 8)
+                builder.store_atomic(args[2], pointer, order, word.bitwidth // 8)
             return context.get_dummy_value()
 
         return types.void(array, types.intp, word), generate
@@ -100,11 +112,8 @@ def atomic_add(_context: Any, array: Any, index: Any, value: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = element_pointer(context, builder, signature.args[0], args[0], args[1])
         if is_cuda(context):
-            bits, letter = word.bitwidth, _register(word.bitwidth)
-            return _asm(
-                builder, ir.IntType(bits), f"atom.acq_rel.gpu.add.u{bits} $0, [$1], $2;",
-                f"={letter},l,{letter},~{{memory}}", [builder.ptrtoint(pointer, _I64), args[2]],
-            )  # fmt: skip
+            _require_int64(word)
+            return _by_lane_0(builder, "atom.acq_rel.gpu.add.u64 v, [$1], $2;", pointer, [args[2]])
         return builder.atomic_rmw("add", pointer, args[2], "acq_rel")
 
     return word(array, types.intp, word), generate
@@ -118,12 +127,9 @@ def atomic_cas(_context: Any, array: Any, index: Any, expected: Any, desired: An
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = element_pointer(context, builder, signature.args[0], args[0], args[1])
         if is_cuda(context):
-            bits, letter = word.bitwidth, _register(word.bitwidth)
-            return _asm(
-                builder, ir.IntType(bits), f"atom.acq_rel.gpu.cas.b{bits} $0, [$1], $2, $3;",
-                f"={letter},l,{letter},{letter},~{{memory}}",
-                [builder.ptrtoint(pointer, _I64), args[2], args[3]],
-            )  # fmt: skip
+            _require_int64(word)
+            cas = "atom.acq_rel.gpu.cas.b64 v, [$1], $2, $3;"
+            return _by_lane_0(builder, cas, pointer, [args[2], args[3]])
         pair = builder.cmpxchg(pointer, args[2], args[3], "acq_rel", "acquire")
         return builder.extract_value(pair, 0)
 
@@ -214,3 +220,17 @@ def _pause_symbol() -> str:
 pause = _wait("pause", _pause_symbol(), _pause_symbol().startswith("llvm."))
 give_way = _wait("give_way", "sched_yield", False)
 doze = _wait("doze", "usleep", False)
+
+
+@intrinsic
+def ticks(_context: Any) -> Any:
+    """Return a monotonic counter: the time stamp counter, or CUDA's global timer."""
+
+    def generate(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+        if is_cuda(context):
+            return _asm(builder, _I64, "mov.u64 $0, %globaltimer;", "=l", [])
+        kind = ir.FunctionType(_I64, [])
+        symbol = "llvm.readcyclecounter"
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, symbol), [])
+
+    return types.int64(), generate

@@ -1,7 +1,7 @@
 """The one decorator for code that runs on CPU threads and, re-targeted by numba-cuda, on a GPU.
 
-Numba stamps a cached function with the mtime of its own file only, so editing an intrinsic leaves its
-callers stale.  The cache directory is therefore keyed by a hash of every kernel source.
+Numba stamps a cached function with the mtime of its own file only, so editing an intrinsic or a
+callee leaves its callers stale.  The cache directory is therefore keyed by a hash of all of them.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from numba.core import config
 
 F = TypeVar("F", bound=Callable[..., Any])
 _ROOT = Path(__file__).resolve().parent.parent
-_SOURCES = ("common/*.py", "gpu_side/*.py", "proxy/transports/*.py")
+_SOURCES = ("common/*.py", "gpu_side/**/*.py", "proxy/**/*.py", "deploy/ingest/**/*.py")
 
 
 @cache
@@ -27,7 +27,7 @@ def cache_directory() -> Path | None:
     for pattern in _SOURCES:
         for path in sorted(_ROOT.glob(pattern)):
             text = path.read_bytes()
-            if b"numba" in text and b"intrinsic" in text:
+            if b"jit" in text or b"intrinsic" in text:
                 digest.update(text)
     base = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
     root = Path(base) if base else Path.home() / ".cache"

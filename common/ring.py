@@ -1,16 +1,17 @@
 """The request ring: bounded, lock-free, many producers and one consumer, in memory both sides see.
 
 Rules (D. Vyukov's bounded queue, one 64-byte record a slot):
-1. Slot i starts with sequence i.  A producer that claims position p waits for sequence p, writes the
-   record, then releases sequence p + 1.
-2. The consumer takes position p when it acquires sequence p + 1, copies the record out, then releases
-   sequence p + capacity.
-3. `control` words sit on lines of their own: producers share TAIL on the device's side; HEAD has one
-   writer.  STOP and FAILED are single-writer words that every wait loop checks.
+1. Slot i starts with sequence i.  A producer that claims position p waits for sequence p, writes
+   the record, then releases sequence p + 1.
+2. The consumer takes position p when it acquires sequence p + 1, copies the record out, then
+   releases sequence p + capacity.
+3. `control` words sit on lines of their own: producers share TAIL on the device's side; HEAD has
+   one writer.  STOP and FAILED are single-writer words that every wait loop checks.
 Must stay in sync: layout.REQUEST (word 0 is the sequence) and proxy.proxy.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,19 +75,19 @@ class Ring:
 
 
 @jit
-def store_word(control, index, value):  # type: ignore[no-untyped-def]
+def store_word(control: Any, index: Any, value: Any) -> Any:
     """Release *value* into a single-writer control word."""
     st_release_sys(control, index, np.int64(value))
 
 
 @jit
-def load_word(control, index):  # type: ignore[no-untyped-def]
+def load_word(control: Any, index: Any) -> Any:
     """Acquire a control word."""
     return ld_acquire_sys(control, index)
 
 
 @jit
-def claim(words, control):  # type: ignore[no-untyped-def]
+def claim(words: Any, control: Any) -> Any:
     """Return a claimed position, or -1 where the ring is full; *words* is the flat int64 ring."""
     capacity = words.shape[0] >> 3
     position = ld_relaxed(control, TAIL)
@@ -104,14 +105,14 @@ def claim(words, control):  # type: ignore[no-untyped-def]
 
 
 @jit
-def publish(words, position):  # type: ignore[no-untyped-def]
+def publish(words: Any, position: Any) -> Any:
     """Hand the record at a claimed *position* to the consumer."""
     capacity = words.shape[0] >> 3
     st_release_sys(words, (position & (capacity - 1)) << 3, position + 1)
 
 
 @jit
-def push_batch(words, control, rows):  # type: ignore[no-untyped-def]
+def push_batch(words: Any, control: Any, rows: Any) -> Any:
     """Append int64 [n, 8] *rows*; return how many fitted."""
     capacity = words.shape[0] >> 3
     for index in range(rows.shape[0]):
@@ -126,7 +127,7 @@ def push_batch(words, control, rows):  # type: ignore[no-untyped-def]
 
 
 @jit
-def pop_batch(words, control, out):  # type: ignore[no-untyped-def]
+def pop_batch(words: Any, control: Any, out: Any) -> Any:
     """Move up to ``len(out)`` records into int64 [n, 8] *out*; single consumer."""
     capacity = words.shape[0] >> 3
     head = ld_relaxed(control, HEAD)
