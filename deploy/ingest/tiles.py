@@ -49,6 +49,7 @@ class TileWriter:
         self._streams = [_Stream(name, SpillFile(folder)) for name in names]
         self._pieces = SpillFile(folder)
         self.chunk_pages = np.zeros(keys.chunks + 1, np.int64)
+        self._page_pieces = [0]
         self.pages = 0
 
     def add(self, load: Load) -> None:
@@ -94,6 +95,7 @@ class TileWriter:
             for stream, data in zip(self._streams, self._buffers(), strict=True):
                 stream.file.append(data)
             self._pieces.append(self._directory[:tiles])
+            self._page_pieces.append(self._page_pieces[-1] + tiles)
             self.pages += 1
         self._carry = records[start:].copy()
         if final:
@@ -123,6 +125,7 @@ class TileWriter:
         volume.write_table("directory", self._pieces.read_all(DIRECTORY))
         self._pieces.close()
         volume.write_table("chunk_pages", self.chunk_pages)
+        volume.write_table("page_pieces", np.array(self._page_pieces, np.int64))
 
     def close(self) -> None:
         """Give the temporary files back."""
