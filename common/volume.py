@@ -202,8 +202,6 @@ class Volume(PageStore):
     def commit(self) -> None:
         """Make the working catalog and every page written before the volume's state, or fail."""
         self._check_writable()
-        if self._broken:
-            raise UsageError(f"{self.name}: an earlier commit failed halfway; open it again")
         for name, table in self._tables.items():
             if not np.array_equal(table, self._stored.get(name, _NEVER)):
                 self.store_page_table(name)
@@ -218,23 +216,24 @@ class Volume(PageStore):
         self.blocks.flush()
         next_lba = max(e.end for e in (extent, *committed.extents()))
         head = Superblock(self.generation + 1, self.uuid, extent, len(text), crc32c(data), next_lba)
-        self._broken = True  # until the superblock is known to be durable
+        # From here until the superblock is known to be durable the device may hold either state, so
+        # nothing that either of them uses may be written: `_check_writable` refuses everything.
+        self._broken = True
         target = 1 - self._slot
         self.blocks.write(target, head.pack())
         self.blocks.flush()
         self._broken = False
-        self.blocks.write(self._slot, head.pack())  # mirrored; durable with the next flush
-        self._slot, self.head, self.committed = target, head, committed
+        mirror, self._slot, self.head, self.committed = self._slot, target, head, committed
         for name, table in self._tables.items():
             self._fixed[name] = table.view(PAGE_ENTRY)["rows"] > 0
+        self.blocks.write(mirror, head.pack())  # durable with the next flush
 
     def rollback(self) -> None:
         """Forget what was not committed and give its space back."""
         self.catalog = _copy(self.committed)
         for name in list(self._tables):
             self._forget(name)
-        if self.writable:
-            self._trim()
+        self._trim()
 
     def verify(
         self, names: list[str] | None = None, *, progress: Callable[[int], None] | None = None
@@ -249,8 +248,8 @@ class Volume(PageStore):
     def close(self) -> None:
         """Close the device; what was not committed is forgotten."""
         try:
-            if self.writable and not self._broken:
-                self._trim()
+            self._trim()
+            if self.writable:
                 self.blocks.flush()
         finally:
             self.writable = False
@@ -267,9 +266,14 @@ class Volume(PageStore):
     ) -> None:
         self.close()
 
+    def _check_writable(self) -> None:
+        super()._check_writable()
+        if self._broken:
+            raise UsageError(f"{self.name}: an earlier commit failed halfway; open it again")
+
     def _trim(self) -> None:
         # Only a file can give space back; nothing beyond next_lba is committed.
-        if isinstance(self.blocks, FileBlocks):
+        if isinstance(self.blocks, FileBlocks) and self.writable and not self._broken:
             self.blocks.truncate(self.head.next_lba)
 
     def _allocate(self, info: ObjectInfo) -> ObjectInfo:
