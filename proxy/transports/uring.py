@@ -78,6 +78,10 @@ class Rings:
             _libc.syscall(_REGISTER, fd, _UNREGISTER_BUFFERS, None, 0)
             self.pinned = 0
         os.close(fd)
+        # the maps hold descriptors of their own, until nothing refers to them
+        self.indices = np.zeros(1, np.int32)
+        self.sqes = np.zeros((1, 8), np.int64)
+        self.cqes = np.zeros((1, 2), np.int64)
 
 
 def open_rings(entries: int, file_fd: int) -> Rings:

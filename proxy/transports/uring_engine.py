@@ -63,8 +63,6 @@ class UringEngine:
         self.counters: NDArray[np.int64] = np.zeros(COUNTERS, np.int64)
         self._closed = False
         self._pinning = "no arena yet"
-        rings = self._rings
-        self._ring_args = (rings.geometry, rings.indices, rings.sqes)
         self._slot_args = (self._slots, self._stacks, self._state)
 
     def register(self, arena: NDArray[np.uint8]) -> None:
@@ -79,11 +77,15 @@ class UringEngine:
     def submit(self, words: Words, nblocks: int) -> int:
         """Accept a prefix of int64[n, 8] and start it."""
         self._state[_NBLOCKS] = nblocks
-        return int(_submit(words, *self._ring_args, *self._slot_args))
+        rings = self._rings
+        args = (rings.geometry, rings.indices, rings.sqes)
+        return int(_submit(words, *args, *self._slot_args))
 
     def poll(self, out: Words) -> int:
         """Fill int64[n, 3] with finished requests; raise OSError if the ring itself is broken."""
-        count = int(_poll(out, *self._ring_args, self._rings.cqes, *self._slot_args, self.counters))
+        rings = self._rings
+        args = (rings.geometry, rings.indices, rings.sqes, rings.cqes)
+        count = int(_poll(out, *args, *self._slot_args, self.counters))
         if self._state[_FATAL]:
             code = int(self._state[_FATAL])
             raise OSError(code, f"io_uring_enter: {os.strerror(code)}")
@@ -93,8 +95,9 @@ class UringEngine:
         """Sleep in the kernel until a completion is there, at most *timeout* seconds."""
         seconds = int(timeout)
         nanoseconds = int((timeout - seconds) * 1e9)
-        args = (*self._ring_args[:2], self._rings.cqes, self._state, seconds, nanoseconds)
-        if self._closed or not _wait(*args):
+        rings = self._rings
+        args = (rings.geometry, rings.indices, rings.cqes, self._state)
+        if self._closed or not _wait(*args, seconds, nanoseconds):
             time.sleep(timeout)
 
     def close(self) -> None:
@@ -103,8 +106,9 @@ class UringEngine:
             return
         self._closed = True
         self._state[_CLOSING] = 1
-        code = _drain(*self._ring_args[:2], self._rings.cqes, *self._slot_args)
-        self._rings.close()
+        rings = self._rings
+        code = _drain(rings.geometry, rings.indices, rings.cqes, *self._slot_args)
+        rings.close()
         if code:
             raise OSError(code, f"io_uring_enter: {os.strerror(code)}")
 

@@ -5,6 +5,8 @@ from transport import TransportContract, finish, request
 
 from hyades.common.layout import BLOCK, Op
 from hyades.proxy.arena import allocate_arena
+from hyades.proxy.registry import open_transport
+from hyades.proxy.transports.faulty import FaultPlan, FaultyTransport
 from hyades.proxy.transports.file import FileTransport
 from hyades.proxy.transports.mem import MemoryStore, MemTransport
 from hyades.proxy.transports.null import NullTransport
@@ -80,3 +82,24 @@ def test_null_can_leave_the_buffer():
     filled.register(arena)
     finish(filled, request(Op.READ))
     assert not np.any(arena)
+
+
+class TestFaultyWithoutFaults(TransportContract):
+    def make(self, folder, nblocks):
+        return FaultyTransport(MemTransport(MemoryStore(nblocks)), FaultPlan())
+
+
+class TestFaultyDelays(TransportContract):
+    """Late, shuffled and taken three at a time: still within the rules."""
+
+    def make(self, folder, nblocks):
+        plan = FaultPlan(delay=0.002, reorder=True, accept=3, seed=5)
+        return FaultyTransport(MemTransport(MemoryStore(nblocks)), plan)
+
+
+class TestFaultyFile(TransportContract):
+    def make(self, folder, nblocks):
+        path = folder / "device"
+        path.write_bytes(bytes(nblocks * BLOCK))
+        url = f"faulty+file://{path}?depth=8&reorder=1&seed=2"
+        return open_transport(url)

@@ -1,0 +1,326 @@
+"""The file transport: its two engines, its fallbacks, and what the file system may answer."""
+
+import errno
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hyades.common.errors import BackendMissing, UsageError
+from hyades.common.layout import BLOCK, COMPLETION, REQUEST, Op, Status
+from hyades.proxy.arena import allocate_arena
+from hyades.proxy.registry import open_transport, probe_all
+from hyades.proxy.transports import file as file_module
+from hyades.proxy.transports import uring, uring_engine
+from hyades.proxy.transports.engines import errno_status
+from hyades.proxy.transports.file import FileTransport
+
+ENGINES = ["io_uring", "threads"]
+
+
+def records(*rows):
+    """Return REQUEST records from (op, lba, nblocks, block of the arena)."""
+    out = np.zeros(len(rows), REQUEST)
+    for i, (op, lba, nblocks, place) in enumerate(rows):
+        out[i]["op"], out[i]["lba"], out[i]["nbytes"] = op, lba, nblocks * BLOCK
+        out[i]["offset"], out[i]["cookie"] = place * BLOCK, i
+    return out
+
+
+def run(transport, requests):
+    """Submit *requests*, return statuses and bytes by cookie."""
+    assert transport.submit(requests) == len(requests)
+    completions, found = np.zeros(64, COMPLETION), {}
+    deadline = time.monotonic() + 20
+    while len(found) < len(requests):
+        for done in completions[: transport.poll(completions)]:
+            found[int(done["cookie"])] = (int(done["status"]), int(done["nbytes"]))
+        transport.wait(0.01)
+        assert time.monotonic() < deadline
+    return [found[i] for i in range(len(requests))]
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "volume"
+    file.write_bytes(np.arange(32 * BLOCK // 4, dtype=np.uint32).tobytes())
+    return file
+
+
+def opened(path, **options):
+    transport = FileTransport(path, **options)
+    arena = allocate_arena(32 * BLOCK)
+    transport.register(arena)
+    return transport, arena
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("step", [BLOCK, 3 * BLOCK, 32 * BLOCK])
+def test_long_reads_are_continued(path, engine, step):
+    transport, arena = opened(path, engine=engine, step=step)
+    assert run(transport, records((Op.READ, 1, 31, 0))) == [(Status.OK, 31 * BLOCK)]
+    assert arena[: 31 * BLOCK].tobytes() == path.read_bytes()[BLOCK:]
+    transport.close()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("size", [10 * BLOCK, 10 * BLOCK + 512, 10 * BLOCK + 77])
+def test_a_file_that_was_cut_gives_short(path, engine, direct, size):
+    transport, _ = opened(path, engine=engine, direct=direct)
+    os.truncate(path, size)
+    requests = records((Op.READ, 8, 8, 0), (Op.READ, 20, 1, 8), (Op.READ, 0, 10, 16))
+    assert run(transport, requests) == [
+        (Status.SHORT, 2 * BLOCK), (Status.SHORT, 0), (Status.OK, 10 * BLOCK)
+    ]  # fmt: skip
+    assert transport.stats()["errors"] == 2
+    transport.close()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_read_only(path, engine):
+    before = path.read_bytes()
+    transport, _ = opened(path, engine=engine, writable=False)
+    statuses = run(transport, records((Op.WRITE, 0, 1, 0), (Op.READ, 0, 1, 0), (Op.FLUSH, 0, 0, 0)))
+    assert [s for s, _ in statuses] == [Status.INVALID, Status.OK, Status.OK]
+    with pytest.raises(UsageError, match="reading only"):
+        transport.grow(100)
+    transport.close()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_written_bytes_are_in_the_file(path, engine):
+    transport, arena = opened(path, engine=engine)
+    arena[: 2 * BLOCK] = 0xAB
+    assert run(transport, records((Op.WRITE, 30, 2, 0)))[0][0] == Status.OK
+    assert run(transport, records((Op.FLUSH, 0, 0, 0)))[0][0] == Status.OK
+    transport.close()
+    assert path.read_bytes()[30 * BLOCK :] == b"\xab" * 2 * BLOCK
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM])
+def test_refused_io_uring_falls_back_to_threads_and_says_so(path, monkeypatch, code):
+    def refuse(entries, fd):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(uring_engine, "open_rings", refuse)
+    monkeypatch.setattr(file_module, "open_rings", refuse)
+    transport, arena = opened(path)
+    line = transport.describe()
+    assert "preadv on 4 threads" in line
+    assert f"io_uring refused ({os.strerror(code)})" in line
+    assert run(transport, records((Op.READ, 4, 4, 0)))[0][0] == Status.OK
+    assert arena[: 4 * BLOCK].tobytes() == path.read_bytes()[4 * BLOCK : 8 * BLOCK]
+    transport.close()
+    with pytest.raises(BackendMissing, match="io_uring refused"):
+        FileTransport(path, engine="io_uring")
+    detail = next(p.detail for p in probe_all() if p.scheme == "file")
+    assert "slower" in detail
+    assert ("sysctl" if code == errno.EPERM else "Linux 5.11") in detail
+
+
+def test_unexpected_ring_error_is_not_hidden(path, monkeypatch):
+    def refuse(entries, fd):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(uring_engine, "open_rings", refuse)
+    with pytest.raises(OSError, match="Too many"):
+        FileTransport(path)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("when", ["open", "read"])
+def test_refused_o_direct_uses_the_page_cache(path, monkeypatch, engine, when):
+    real_open, real_preadv = os.open, os.preadv
+
+    def open_(name, flags, *args, **kwargs):
+        if when == "open" and flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_open(name, flags, *args, **kwargs)
+
+    def preadv(fd, buffers, offset):
+        if when == "read":
+            monkeypatch.setattr(os, "preadv", real_preadv)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(os, "preadv", preadv)
+    transport, _ = opened(path, engine=engine)
+    assert "page cache; " in transport.describe()
+    assert "O_DIRECT" in transport.describe().split("page cache;")[1]
+    assert run(transport, records((Op.READ, 0, 1, 0)))[0][0] == Status.OK
+    transport.close()
+
+
+def test_pinning_refused_is_visible_and_harmless(path):
+    file = path.with_name("mapped")
+    file.write_bytes(bytes(32 * BLOCK))
+    arena = np.memmap(file, np.uint8, "r+")  # memory of a file cannot be registered
+    transport = FileTransport(path, engine="io_uring")
+    transport.register(np.asarray(arena))
+    line = transport.describe()
+    if "not registered" not in line:
+        transport.close()
+        pytest.skip("this kernel registers memory of a file")
+    assert "EOPNOTSUPP" in line or "EFAULT" in line
+    assert run(transport, records((Op.READ, 4, 4, 0)))[0][0] == Status.OK
+    assert arena[: 4 * BLOCK].tobytes() == path.read_bytes()[4 * BLOCK : 8 * BLOCK]
+    transport.close()
+
+
+def test_memlock_limit_is_named():
+    rings = uring.open_rings(2, -1)
+    libc = uring._libc
+    real = libc.syscall
+
+    class Libc:
+        @staticmethod
+        def syscall(number, *args):
+            import ctypes
+
+            ctypes.set_errno(errno.ENOMEM)
+            return -1
+
+    uring._libc = Libc
+    try:
+        uring.pin(rings, allocate_arena(BLOCK))
+    finally:
+        uring._libc = libc
+    assert real is libc.syscall
+    assert rings.pinned == 0
+    assert "ulimit -l" in rings.pin_problem
+    rings.close()
+
+
+def test_a_request_across_two_registered_buffers(path, monkeypatch):
+    """One registered buffer holds 1 GiB at most; here it looks as if one held two blocks."""
+    monkeypatch.setattr(uring, "_PIN_LIMIT", 2 * BLOCK)
+    rings = uring.open_rings(2, -1)
+    uring.pin(rings, allocate_arena(5 * BLOCK))
+    assert rings.pinned == 5 * BLOCK
+    geometry, indices, sqes = rings.geometry, rings.indices, rings.sqes
+    prepare = uring.prepare.py_func
+    for offset, nbytes, op, index in [
+        (0, 2 * BLOCK, 4, 0), (2 * BLOCK, BLOCK, 4, 1), (BLOCK, 2 * BLOCK, 22, 0),
+        (4 * BLOCK, BLOCK, 4, 2), (4 * BLOCK, 2 * BLOCK, 22, 0),
+    ]:  # fmt: skip
+        row = int(indices[geometry[uring.G_SQ_TAIL]]) & 1
+        monkeypatch.setattr(uring, "st_release", lambda a, i, v: a.__setitem__(i, v))
+        prepare(geometry, indices, sqes, 1, 0, 0, nbytes, rings.pinned, offset, 9)
+        assert int(sqes[row, 0]) & 0xFF == op
+        assert int(sqes[row, 5]) == index
+    rings.close()
+
+
+def test_ring_indices_wrap(path):
+    """More requests than a 2-entry ring has places, many times around."""
+    transport, arena = opened(path, engine="io_uring", depth=2)
+    content = path.read_bytes()
+    for round_ in range(200):
+        lba = round_ % 31
+        assert run(transport, records((Op.READ, lba, 1, 0), (Op.READ, lba + 1, 1, 1)))
+        assert arena[: 2 * BLOCK].tobytes() == content[lba * BLOCK : (lba + 2) * BLOCK]
+    assert transport.stats()["requests"] == 400
+    transport.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (errno.ENOSPC, Status.NO_SPACE), (errno.EDQUOT, Status.NO_SPACE), (errno.EIO, Status.IO),
+        (errno.ENXIO, Status.LOST), (errno.ENODEV, Status.LOST), (errno.ECANCELED, -5),
+        (errno.ETIMEDOUT, Status.TIMEOUT), (errno.EREMOTEIO, Status.IO), (errno.EBADF, Status.IO),
+    ],
+)  # fmt: skip
+def test_errno_to_status(code, status):
+    assert errno_status(code) == status
+
+
+def test_growing_beyond_the_disk_names_the_sizes_and_changes_nothing(path):
+    transport, _ = opened(path)
+    size = path.stat().st_size
+    with pytest.raises(UsageError, match=r"must grow by .* TiB to .*, but .* are free"):
+        transport.grow(2**40 // BLOCK * 8)
+    assert path.stat().st_size == size
+    assert transport.nblocks == 32
+    transport.grow(40)
+    assert path.stat().st_size == 40 * BLOCK
+    assert path.stat().st_blocks * 512 >= 40 * BLOCK  # allocated, not a hole
+    transport.close()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_space_during_a_write(engine):
+    """A write into a hole of a full file system completes with Status.NO_SPACE."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    transport = FileTransport("/dev/full", engine=engine, direct=False)
+    transport._nblocks = 4  # a character device has no size
+    transport.register(allocate_arena(BLOCK))
+    assert run(transport, records((Op.WRITE, 0, 1, 0)))[0][0] == Status.NO_SPACE
+    transport.close()
+
+
+def test_missing_file_and_folder(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot open .*nothing: No such file"):
+        FileTransport(tmp_path / "nothing")
+    with pytest.raises(UsageError, match=r"cannot open .*Is a directory"):
+        FileTransport(tmp_path)
+    FileTransport(tmp_path / "new", create=True).close()
+    assert (tmp_path / "new").stat().st_size == 0
+
+
+def test_no_descriptor_or_thread_is_left(path):
+    def descriptors():
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before, threads = descriptors(), threading.active_count()
+    for engine in (*ENGINES, "auto"):
+        transport, _ = opened(path, engine=engine)
+        transport.close()
+    assert descriptors() == before
+    assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_block_device_of_512_byte_sectors(path, engine):
+    found = subprocess.run(
+        ["losetup", "--find", "--show", "--sector-size", "512", str(path)],
+        capture_output=True, text=True, check=False,
+    ) if os.geteuid() == 0 and Path("/dev/loop-control").exists() else None  # fmt: skip
+    if found is None or found.returncode:
+        reason = found.stderr.strip() if found else "needs root and /dev/loop-control"
+        pytest.skip(f"no loop device: {reason}")
+    device = found.stdout.strip()
+    try:
+        transport, arena = opened(device, engine=engine)
+        assert transport.nblocks == 32
+        assert run(transport, records((Op.READ, 3, 2, 0)))[0] == (Status.OK, 2 * BLOCK)
+        assert arena[: 2 * BLOCK].tobytes() == path.read_bytes()[3 * BLOCK : 5 * BLOCK]
+        with pytest.raises(UsageError, match="use a larger device"):
+            transport.grow(33)
+        transport.close()
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=True)
+
+
+def test_url_options(path):
+    transport = open_transport(f"file://{path}?engine=threads&depth=3&direct=0&max_transfer=64KiB")
+    assert transport.limits.max_inflight == 3
+    assert transport.limits.max_transfer == 65536
+    assert "page cache" in transport.stats()["describe"]
+    transport.close()
+    for options, words in {
+        "engine=fast": "engine is auto", "depth=0": "whole number", "direct=maybe": "1 or 0",
+        "colour=red": "no option colour", "depth=1&depth=2": "given 2 times", "": "no options",
+    }.items():  # fmt: skip
+        with pytest.raises(UsageError, match=words):
+            open_transport(f"file://{path}?{options}")
+    with pytest.raises(UsageError, match="names no file"):
+        open_transport("file://")
