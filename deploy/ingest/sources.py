@@ -103,8 +103,8 @@ class ArrayEdges:
         """Yield all edges from the first, at most *size* at a time."""
         for start in range(0, self.edges, size):
             part = slice(start, start + size)
-            weight = None if self.weight is None else _float32(self.weight[part])
-            yield EdgeBlock(_int64(self.source[part]), _int64(self.destination[part]), weight)
+            weight = None if self.weight is None else to_float32(self.weight[part])
+            yield EdgeBlock(to_int64(self.source[part]), to_int64(self.destination[part]), weight)
 
 
 @dataclass(frozen=True)
@@ -183,10 +183,12 @@ class Undirected:
                 yield EdgeBlock(destination[keep], source[keep], kept)
 
 
-def _int64(values: ArrayLike) -> NDArray[np.int64]:
+def to_int64(values: ArrayLike) -> NDArray[np.int64]:
+    """Return ids as int64."""
     return np.ascontiguousarray(values, dtype=np.int64)
 
 
-def _float32(values: ArrayLike) -> NDArray[np.float32]:
+def to_float32(values: ArrayLike) -> NDArray[np.float32]:
+    """Return weights as float32."""
     with np.errstate(over="ignore"):  # what overflows becomes inf, and inf is reported
         return np.ascontiguousarray(values, dtype=np.float32)

@@ -1,0 +1,105 @@
+"""`ingest`: from files to a committed volume."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from hyades.common.errors import UsageError
+from hyades.common.units import parse_size
+from hyades.deploy.ingest.build import BuildOptions, build_graph
+from hyades.deploy.ingest.features import NAME, conversion_note
+from hyades.deploy.ingest.inputs import open_inputs
+from hyades.deploy.ingest.options import IngestOptions, IngestReport, PathLike
+from hyades.deploy.ingest.progress import Progress, silent
+from hyades.deploy.ingest.target import check_target, new_volume
+
+
+def ingest(
+    target: PathLike,
+    *,
+    edges: Any,
+    features: Any = None,
+    weights: Any = None,
+    memory: int | str = "1GiB",
+    progress: Progress = silent,
+    **more: Any,
+) -> IngestReport:
+    """Make the volume *target* from edges and features; *more* are fields of `IngestOptions`.
+
+    UsageError or DataError in one line; nothing is left behind then, and an existing volume is
+    untouched.
+    """
+    try:
+        options = IngestOptions(
+            edges=edges, features=features, weights=weights, memory=memory, **more
+        )
+    except TypeError as error:
+        raise UsageError(f"ingest: {error}") from error
+    return run_ingest(target, options, progress)
+
+
+def run_ingest(
+    target: PathLike, options: IngestOptions, progress: Progress = silent
+) -> IngestReport:
+    """Make the volume *target* as *options* say; errors as for `ingest`."""
+    began = time.perf_counter()
+    path = Path(target)
+    check_target(path, force=options.force)
+    memory, page_size = parse_size(options.memory), parse_size(options.page_size)
+    scratch = Path(options.scratch) if options.scratch is not None else _beside(path)
+    timer = _Timer(progress)
+    inputs = open_inputs(options, scratch)
+    build = BuildOptions(
+        memory=memory,
+        vertices=options.vertices,
+        range_rows=options.range_rows,
+        undirected=options.undirected,
+        allow_nonfinite=options.allow_nonfinite,
+        scratch=scratch,
+    )
+    with new_volume(path, page_size, force=options.force) as volume:
+        graph = build_graph(volume, inputs.edges, inputs.features, build, timer)
+        timer("committing", 0, 1, "volume")
+        features = volume.catalog.objects.get(NAME)
+        nbytes = sum(info.nbytes for info in volume.catalog.objects.values())
+    timer("committing", 1, 1, "volume")
+    notes = list(inputs.notes)
+    if inputs.features is None:
+        notes.append("no features: topology only")
+    elif (note := conversion_note(inputs.features)) is not None:
+        notes.append(note)
+    return IngestReport(
+        path=path,
+        graph=graph,
+        feature_width=None if features is None else features.width,
+        feature_dtype=None if features is None else features.dtype,
+        nbytes=nbytes,
+        seconds=time.perf_counter() - began,
+        phases=timer.seconds(),
+        notes=tuple(notes),
+    )
+
+
+def _beside(target: Path) -> Path:
+    # A device node's folder is no place for files.
+    return Path("/var/tmp") if target.is_block_device() else target.parent
+
+
+class _Timer:
+    """Passes progress on and keeps the seconds of each phase."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def __call__(self, phase: str, done: int, total: int, unit: str) -> None:
+        """Count the time since the last call to *phase*."""
+        now = time.perf_counter()
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._since
+        self._since = now
+        self._progress(phase, done, total, unit)
+
+    def seconds(self) -> dict[str, float]:
+        """Return seconds by phase."""
+        return dict(self._seconds)
