@@ -22,6 +22,7 @@ from hyades.deploy.machine import (
     memory_total,
 )
 from hyades.deploy.surroundings import Surroundings
+from hyades.proxy.registry import probe_all
 
 Status = Literal["ok", "degraded", "missing"]
 
@@ -166,18 +167,22 @@ def _disk(machine: Surroundings) -> Iterator[Check]:
         needed_for="reading past the page cache, so that --memory is all that is used",
         fix="keep volumes on ext4, XFS, Btrfs or a raw device",
     )
-    # Imported late: it compiles and loads kernels.
-    from hyades.proxy.transports import file
-
-    detail = file.detail()
-    fast = "io_uring" in detail and "slower" not in detail
-    yield Check(
-        name="io_uring",
-        status="ok" if fast else "degraded",
-        detail=detail,
-        needed_for="many reads in flight from one thread",
-        fix="sudo sysctl kernel.io_uring_disabled=0, or allow io_uring in the container's seccomp",
-    )
+    for probe in probe_all():
+        if probe.scheme == "file":
+            yield Check(
+                name="io_uring",
+                status="degraded" if "slower" in probe.detail else "ok",
+                detail=probe.detail,
+                needed_for="many reads in flight from one thread",
+                fix="sudo sysctl kernel.io_uring_disabled=0, or allow io_uring in the container",
+            )
+        elif probe.problem:
+            yield Check(
+                name=f"{probe.scheme}://",
+                status="missing",
+                detail=probe.problem,
+                needed_for=f"{probe.scheme}:// volumes",
+            )
 
 
 def _accelerator(machine: Surroundings) -> Iterator[Check]:

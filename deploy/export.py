@@ -245,9 +245,8 @@ def _write_parquet(source: _Source, partial: Path) -> None:
     embedding = pa.list_(value, info.width)
     schema = pa.schema([("id", pa.int64()), ("embedding", embedding)])
     group_rows = max(1, min(_ROW_GROUP, source.memory // 4) // info.row_bytes)
-    with pq.ParquetWriter(
-        partial, schema, use_dictionary=False, compression="none", write_statistics=["id"]
-    ) as writer:
+    options: dict[str, Any] = {"use_dictionary": False, "write_statistics": ["id"]}
+    with pq.ParquetWriter(partial, schema, compression="none", **options) as writer:
 
         def append(start: int, rows: Rows) -> None:
             for at in range(0, len(rows), group_rows):

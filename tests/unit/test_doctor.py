@@ -12,7 +12,7 @@ import pytest
 from hyades.deploy import doctor
 from hyades.deploy.doctor import Check, direct_io_refused, examine, healthy, table
 from hyades.deploy.surroundings import Surroundings
-from hyades.proxy.transports import file
+from hyades.proxy.transports import file, null
 
 NAMES_MISSING_ON_A_BARE_MACHINE = {
     "huge pages", "GPU", "numba-cuda", "cupy-cuda13x", "kvikio-cu13", "RDMA device", "pyverbs",
@@ -69,7 +69,7 @@ def test_a_bare_machine_is_healthy_and_says_how_to_get_the_rest(tmp_path: Path) 
     assert missing == NAMES_MISSING_ON_A_BARE_MACHINE
     assert healthy(list(checks.values()))
     for check in checks.values():
-        assert check.status == "ok" or check.fix
+        assert check.status == "ok" or check.fix or check.name.endswith("://")
         assert "\n" not in check.detail + check.fix + check.needed_for
 
 
@@ -142,6 +142,14 @@ def test_refused_io_uring_is_degraded(tmp_path: Path, monkeypatch: pytest.Monkey
     check = by_name(make(tmp_path))["io_uring"]
     assert check.status == "degraded"
     assert "kernel.io_uring_disabled" in check.fix
+
+
+def test_a_transport_that_cannot_run_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(null, "probe", lambda: "there is no nothing: apt-get install nothing")
+    check = by_name(make(tmp_path))["null://"]
+    assert (check.status, check.detail) == ("missing", null.probe())
 
 
 def test_refused_direct_io_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
