@@ -9,28 +9,31 @@ SCHEMA = 1
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One plan that the planner evaluated, with what it predicted."""
+    """One way to run a stage that the planner weighed, with what it predicted."""
 
+    stage: int
+    stage_name: str  # "convs.0 (SAGEConv)"
     name: str  # "resident", "passes:4", "log:64"
+    order: str  # "project first", "aggregate first", or "" where the stage has no product
     bytes_read: int
     bytes_written: int
     seconds: float
     memory: int
+    fits: bool = True
     chosen: bool = False
     reason: str = ""  # why it was taken, or why it was not
 
 
-class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer: what was planned and what happened."""
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """One scan: a convolution or operations on rows; what was planned and what happened."""
 
     index: int  # from 0
     name: str  # "convs.0 (SAGEConv)"
     in_channels: int
     out_channels: int
     plan: str  # name of the chosen candidate
-    order: str  # "project on landing" or "aggregate first"
+    order: str
     passes: int
-    bytes_intended: int  # rows, topology and log that any run of this plan must move
     predicted_read: int
     predicted_written: int
     bytes_read: int
@@ -39,10 +42,10 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of one kind of work in one layer, summed over its workers."""
+    """Time of one kind of work in one stage, summed over its workers."""
 
-    layer: int
-    name: str  # "read", "land", "tiles", "merge", "finalise", "write"
+    stage: int
+    name: str  # "land", "scan", "finalise", "merge", "write", ...
     seconds: float
     workers: int = 1
 
@@ -138,14 +141,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     traffic: Traffic
     counters: Counters
     candidates: list[Candidate]
-    layers: list[Layer]
+    stages: list[Stage]
     phases: list[Phase]
     timeline: list[Span] = []
 
 
 def chosen(report: Report) -> str:
-    """Return the names of the plans that ran, in the order of the layers, without repeats."""
-    return ", ".join(dict.fromkeys(layer.plan for layer in report.layers)) or "nothing to do"
+    """Return the names of the plans that ran, in the order of the stages, without repeats."""
+    return ", ".join(dict.fromkeys(stage.plan for stage in report.stages)) or "nothing to do"
 
 
 def deviation(predicted: float, measured: float) -> float:

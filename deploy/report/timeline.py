@@ -12,7 +12,8 @@ _MOST_BARS = 20_000
 
 # Colour classes by what a bar is; the stylesheet defines c0..c7 for light and dark.
 _CLASSES = {
-    "read": 0, "land": 1, "tiles": 2, "merge": 3, "finalise": 4, "write": 5, "wait": 6, "idle": 6,
+    "read": 0, "rows": 0, "land": 1, "scan": 2, "tiles": 2, "merge": 3, "finalise": 4,
+    "write": 5, "commit": 5, "wait": 6, "idle": 6, "scores": 7,
 }  # fmt: skip
 _OTHER = 7
 
@@ -71,25 +72,25 @@ def plot_timeline(spans: Iterable[Span], seconds: float) -> Plot:
     return _plot(workers, bars, seconds, [span.name for span in thin])
 
 
-def plot_phases(phases: Sequence[Phase], layers: Sequence[str]) -> Plot:
-    """Return a row for each layer: its phases end to end, in seconds of worker time."""
-    totals = [sum(p.seconds for p in phases if p.layer == i) for i in range(len(layers))]
+def plot_phases(phases: Sequence[Phase], stages: Sequence[str]) -> Plot:
+    """Return a row for each stage: its phases end to end, in seconds of worker time."""
+    totals = [sum(p.seconds for p in phases if p.stage == i) for i in range(len(stages))]
     seconds = max(totals, default=0.0)
     scale = _scale(seconds)
     bars = []
-    ends = [0.0] * len(layers)
+    ends = [0.0] * len(stages)
     for phase in phases:
-        start, ends[phase.layer] = ends[phase.layer], ends[phase.layer] + phase.seconds
+        start, ends[phase.stage] = ends[phase.stage], ends[phase.stage] + phase.seconds
         bars.append(
             Bar(
                 LABEL + start * scale,
-                phase.layer * (ROW + GAP),
+                phase.stage * (ROW + GAP),
                 max(0.4, phase.seconds * scale),
                 colour(phase.name),
                 f"{phase.name}: {phase.seconds:.3f} s over {phase.workers} workers",
             )
         )
-    return _plot(layers, bars, seconds, [phase.name for phase in phases])
+    return _plot(stages, bars, seconds, [phase.name for phase in phases])
 
 
 def thin_spans(spans: Iterable[Span], seconds: float) -> list[Span]:

@@ -54,12 +54,12 @@ def render(report: Report) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"size": format_size, "seconds": _seconds, "percent": _percent}
-    layers = [f"layer {layer.index + 1}" for layer in report.layers]
+    stages = [f"stage {stage.index + 1}" for stage in report.stages]
     return environment.get_template("report.html").render(
         r=report,
         plan=chosen(report),
         deviation=deviation,
-        phases=plot_phases(report.phases, layers),
+        phases=plot_phases(report.phases, stages),
         timeline=plot_timeline(report.timeline, report.seconds),
     )
 

@@ -14,11 +14,11 @@ from hyades.deploy.report.model import (
     Candidate,
     Counters,
     Graph,
-    Layer,
     Memory,
     Phase,
     Report,
     Span,
+    Stage,
     Traffic,
     chosen,
     deviation,
@@ -29,13 +29,23 @@ from hyades.deploy.report.write import read_report, render, write_report
 MIB = 1 << 20
 
 
-def make_layer(index: int) -> Layer:
-    return Layer(
+def make_stage(index: int) -> Stage:
+    return Stage(
         index=index, name=f"convs.{index} (SAGEConv)", in_channels=128, out_channels=64,
-        plan="passes:2", order="project on landing", passes=2, bytes_intended=300 * MIB,
+        plan="passes:2", order="project first", passes=2,
         predicted_read=300 * MIB, predicted_written=50 * MIB, bytes_read=303 * MIB,
         bytes_written=50 * MIB, seconds=1.5,
     )  # fmt: skip
+
+
+def make_candidates(stage: int) -> list[Candidate]:
+    common = {"stage": stage, "stage_name": f"convs.{stage} (SAGEConv)", "order": "project first"}
+    return [
+        Candidate(name="resident", bytes_read=300 * MIB, bytes_written=50 * MIB, seconds=1,
+                  memory=2048 * MIB, fits=False, reason="needs more than the budget", **common),
+        Candidate(name="passes:2", bytes_read=600 * MIB, bytes_written=50 * MIB, seconds=2,
+                  memory=900 * MIB, chosen=True, reason="moves the fewest bytes", **common),
+    ]  # fmt: skip
 
 
 def make_report(spans: int = 200, **changes: object) -> Report:
@@ -56,14 +66,9 @@ def make_report(spans: int = 200, **changes: object) -> Report:
                         predicted_read=600 * MIB, predicted_written=100 * MIB),
         counters=Counters(items=1234, edges=32_000_000, misses=9, parks=8, resumes=8,
                           other={"spins": 77}),
-        candidates=[
-            Candidate(name="resident", bytes_read=300 * MIB, bytes_written=50 * MIB, seconds=1,
-                      memory=2048 * MIB, reason="needs more than the budget"),
-            Candidate(name="passes:2", bytes_read=600 * MIB, bytes_written=50 * MIB, seconds=2,
-                      memory=900 * MIB, chosen=True, reason="moves the fewest bytes"),
-        ],
-        layers=[make_layer(0), make_layer(1)],
-        phases=[Phase(layer=i, name=name, seconds=0.1 * (k + 1), workers=2)
+        candidates=[c for i in range(2) for c in make_candidates(i)],
+        stages=[make_stage(0), make_stage(1)],
+        phases=[Phase(stage=i, name=name, seconds=0.1 * (k + 1), workers=2)
                 for i in range(2) for k, name in enumerate(names)],
         timeline=timeline,
     )  # fmt: skip
@@ -121,7 +126,7 @@ def test_the_page_shows_the_numbers() -> None:
     for shown in (
         "1,000,000 vertices", "16,000,000 edges", "606.0 MiB", "(+1.0%)", "1.01", "900.0 MiB",
         "needs more than the budget", "moves the fewest bytes", "128 → 64", "1,234", "spins",
-        "plan: passes:2", "convs.1 (SAGEConv)",
+        "plan: passes:2", "stage 2: convs.1 (SAGEConv)", "2: convs.1 (SAGEConv)",
     ):  # fmt: skip
         assert shown in text
 
@@ -157,7 +162,7 @@ def test_a_long_timeline_is_merged_and_keeps_its_ends() -> None:
 def test_plots_survive_an_empty_run() -> None:
     assert plot_timeline([], 0.0).bars == []
     assert plot_phases([], []).rows == []
-    report = make_report(timeline=[], phases=[], layers=[], candidates=[], seconds=0.0)
+    report = make_report(timeline=[], phases=[], stages=[], candidates=[], seconds=0.0)
     assert "nothing to do" in render(report)
 
 
