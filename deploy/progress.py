@@ -23,7 +23,7 @@ class ProgressBar:
         self.stream = stream or sys.stderr
         self.enabled = self.stream.isatty() if force is None else force
         self._phase = ""
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Any] | None = None
 
     def __call__(self, phase: str, done: int, total: int, unit: str) -> None:
         """Show that *done* of *total* units of *phase* are behind."""
