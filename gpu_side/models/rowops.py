@@ -136,6 +136,8 @@ def activation(act: object, name: str) -> tuple[RowOp, ...]:
         return ()
     if isinstance(act, nn.Module):
         refuse_hooks(act, name)
+        if type(act) in _NOTHING_IN_EVAL:
+            return ()
         if type(act) is nn.PReLU:
             return (Activation("prelu", {}, checked(act.weight, f"{name}.weight")),)
         if type(act) is nn.RReLU:  # in eval mode the slope is the middle of its range

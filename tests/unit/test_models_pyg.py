@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.reference.gnn import Graph, difference, features, graphs, messy_graph, randomised
+from tests.reference.interpreter import run
 from torch import Tensor, nn
 
 from hyades.gpu_side.models import load_model
-from tests.reference.gnn import Graph, difference, features, graphs, messy_graph, randomised
-from tests.reference.interpreter import run
 
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed")
 

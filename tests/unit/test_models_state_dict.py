@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.reference.gnn import features, messy_graph, randomised
+from tests.reference.interpreter import run
 from torch import Tensor, nn
 
 from hyades.common.errors import UsageError
 from hyades.gpu_side.models import Model, describe, load_model
-from tests.reference.gnn import features, messy_graph, randomised
-from tests.reference.interpreter import run
 
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed")
 
