@@ -13,17 +13,21 @@ class Benches(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the names of the modules with a command."""
-        names = [module.name for module in pkgutil.iter_modules(bench.__path__)]
-        return [name for name in sorted(names) if _command(name) is not None]
+        return [name for name in sorted(_modules()) if _command(name) is not None]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Return the command of one benchmark."""
-        names = {module.name for module in pkgutil.iter_modules(bench.__path__)}
-        return _command(cmd_name) if cmd_name in names else None
+        return _command(cmd_name) if cmd_name in _modules() else None
+
+
+def _modules() -> dict[str, str]:
+    names = [module.name for module in pkgutil.iter_modules(bench.__path__)]
+    return {name.replace("_", "-"): name for name in names if not name.startswith("_")}
 
 
 def _command(name: str) -> click.Command | None:
-    found = getattr(import_module(f"{bench.__name__}.{name}"), "command", None)
+    module = import_module(f"{bench.__name__}.{_modules()[name]}")
+    found = getattr(module, "command", None)
     return found if isinstance(found, click.Command) else None
 
 
@@ -32,5 +36,6 @@ def command() -> None:
     """Measure, and write tables, JSON and plots.
 
     \b
+    hyades bench all --quick      shows that all of it runs
     hyades bench policies --help
     """

@@ -227,3 +227,14 @@ def test_doctor_prints_a_table_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr("hyades.deploy.commands.doctor.examine", lambda: [bad])
     assert hyades("doctor").exit_code == 5
+
+
+def test_bench_finds_its_commands() -> None:
+    result = hyades("bench", "--help")
+    assert result.exit_code == 0
+    for name in ("all", "peers", "peers-venv", "policies"):
+        assert re.search(rf"^  {name} ", result.stdout, re.MULTILINE)
+    assert " graphs " not in result.stdout
+    assert hyades("bench", "peers-venv", "--help").exit_code == 0
+    assert hyades("bench", "graphs").exit_code == 2
+    assert hyades("bench", "__main__").exit_code == 2
