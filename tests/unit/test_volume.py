@@ -176,7 +176,8 @@ def test_a_stored_table_keeps_the_committed_one() -> None:
 
 
 def test_committed_pages_cannot_be_written_again() -> None:
-    volume = Volume.create(MemoryBlocks())
+    blocks = MemoryBlocks()
+    volume = Volume.create(blocks)
     info = volume.allocate_pages("p", 2, BLOCK)
     volume.write_page(info, 0, b"a", 1)
     volume.write_page(info, 0, b"b", 1)
@@ -185,6 +186,10 @@ def test_committed_pages_cannot_be_written_again() -> None:
         volume.write_page(info, 0, b"c", 1)
     volume.write_page(info, 1, b"c", 1)
     assert bytes(volume.read_page(info, 0)[:1]) == b"b"
+    again = Volume.open(blocks, writable=True)
+    with pytest.raises(UsageError, match="page 0 is committed"):
+        again.write_page(info, 0, b"c", 1)
+    again.write_page(info, 1, b"d", 1)
 
 
 def test_remove_and_rename() -> None:

@@ -224,6 +224,66 @@ def test_a_device_of_fixed_size_uses_its_holes_and_then_is_full() -> None:
     assert list(again.verify(["fits"])) == []
 
 
+def test_a_full_device_uses_the_smallest_holes() -> None:
+    volume = Volume.create(MemoryBlocks(200, maximum=200))
+    for index in range(60):
+        volume.allocate_pages(f"p{index}", 1, BLOCK)
+    volume.commit()
+    for index in range(0, 60, 2):
+        volume.remove(f"p{index}")
+    volume.commit()
+    rest = volume.free_blocks
+    info = volume.allocate_pages("scattered", rest - 3, BLOCK)
+    assert sum(extent.nblocks == 2 for extent in info.extents) > 20
+    volume.commit()
+    with pytest.raises(UsageError, match="no space for"):
+        volume.allocate_pages("one more", 3, BLOCK)
+
+
+def test_a_growth_that_fails_midway_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = fill(tmp_path / "g")
+
+    def half(fd: int, offset: int, length: int) -> None:
+        os.ftruncate(fd, offset + length // 2)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", half)
+    device = FileBlocks(tmp_path / "g")
+    with pytest.raises(UsageError, match="bytes are missing on the file system"):
+        device.grow(1000)
+    assert (tmp_path / "g").read_bytes() == before
+    assert device.nblocks == len(before) // BLOCK
+    device.close()
+
+
+def test_what_a_failed_commit_may_have_reached_is_not_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The superblock lies on the device, but its flush failed: the file must keep its length."""
+    path = tmp_path / "g"
+    fill(path)
+    volume = Volume.open(FileBlocks(path), writable=True)
+    volume.write_table("new", np.arange(90_000))
+    flush, calls = os.fdatasync, []
+
+    def fail_second(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        flush(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fail_second)
+    with pytest.raises(DeviceLost, match="flush failed"):
+        volume.commit()
+    volume.rollback()
+    volume.close()
+    with Volume.open(FileBlocks(path, writable=False)) as volume:
+        assert volume.generation == 3
+        assert np.array_equal(volume.read_table("new"), np.arange(90_000))
+
+
 def test_space_goes_back_to_the_file_system(tmp_path: Path) -> None:
     path = tmp_path / "g"
     before = fill(path)

@@ -62,6 +62,10 @@ def test_the_best_hole_is_taken_and_then_the_end() -> None:
     assert space.take(11) == (Extent(3, 10), Extent(24, 1))
 
 
+def test_overlapping_extents_count_once() -> None:
+    assert Space([Extent(2, 10), Extent(4, 2), Extent(2, 10)], 20).take(8) == (Extent(12, 8),)
+
+
 def test_removed_space_is_used_only_after_the_commit_that_removed_it() -> None:
     volume = Volume.create(MemoryBlocks())
     old = volume.allocate_pages("old", 50, BLOCK).extents[0]
