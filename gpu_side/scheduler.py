@@ -41,7 +41,7 @@ from hyades.common.jit import jit
 from hyades.gpu_side import log
 from hyades.gpu_side import words as W
 from hyades.gpu_side.kernels import add_own_rows, clear_state, run_piece
-from hyades.gpu_side.requests import CHECK, READ, bump, has_landed, post
+from hyades.gpu_side.requests import CHECK, MAKE, READ, WRITE, bump, has_landed, post
 
 _SELF = int(layout.TileFlag.SELF)
 _SPINS = 64
@@ -53,7 +53,7 @@ def _post_inputs(g: Any, w: Any, s: Any, ready: Any, ring_words: Any, control: A
     position = ld_relaxed(w, W.C_NEXT_INPUT)
     slots, pages = g[W.G_CHUNK_SLOTS], g[W.G_PAGES_PER_CHUNK]
     nbytes = g[W.G_INPUT_PAGE_BYTES]
-    flags = CHECK if g[W.G_INPUTCHECK] != 0 else 0
+    flags = CHECK if g[W.G_INPUT_CHECK] != 0 else 0
     while position < g[W.G_POSITIONS]:
         slot = position % slots
         done = ld_acquire(w, g[W.G_W_INPUT_DONE] + slot)
@@ -61,7 +61,7 @@ def _post_inputs(g: Any, w: Any, s: Any, ready: Any, ring_words: Any, control: A
             break
         for index in range(pages):
             lba = s[g[W.G_S_INPUT_LBA] + position * pages + index]
-            word = g[W.GREADY_INPUT] + slot * pages + index
+            word = g[W.G_READY_INPUT] + slot * pages + index
             if lba < 0:
                 st_relaxed(ready, word, position + 1)
                 continue
@@ -85,7 +85,7 @@ def _post_tile_page(
 ) -> None:  # fmt: skip
     st_relaxed(ready, word + slot, np.int64(0))
     nbytes = g[W.G_TILE_PAGE_BYTES]
-    flags = CHECK if g[W.GCHECK] != 0 else 0
+    flags = CHECK if g[W.G_CHECK] != 0 else 0
     post(
         ring_words, control, READ, flags, g[W.G_TILE_DEVICE], word + slot, tile + 1,
         s[lba_table + tile], at + slot * nbytes, nbytes, s[crc_table + tile], thing,
@@ -106,19 +106,19 @@ def _post_tiles(g: Any, w: Any, s: Any, ready: Any, ring_words: Any, control: An
         st_relaxed(w, g[W.G_W_TILE_COUNT] + slot, np.int64(0))
         st_relaxed(w, g[W.G_W_TILE_CLAIM] + slot, tile << 20)
         _post_tile_page(
-            g, s, ready, ring_words, control, tile, slot, g[W.GREADY_TILE], g[W.G_TILE_AT],
+            g, s, ready, ring_words, control, tile, slot, g[W.G_READY_TILE], g[W.G_TILE_AT],
             g[W.G_S_TILE_LBA], g[W.G_S_TILE_CRC], 1,
         )  # fmt: skip
         posted += 1
         if g[W.G_FANOUT] > 0:
             _post_tile_page(
-                g, s, ready, ring_words, control, tile, slot, g[W.GREADY_RANK], g[W.G_RANK_AT],
+                g, s, ready, ring_words, control, tile, slot, g[W.G_READY_RANK], g[W.G_RANK_AT],
                 g[W.G_S_RANK_LBA], g[W.G_S_RANK_CRC], 2,
             )  # fmt: skip
             posted += 1
         if g[W.G_WEIGHTED] != 0:
             _post_tile_page(
-                g, s, ready, ring_words, control, tile, slot, g[W.GREADY_WEIGHT],
+                g, s, ready, ring_words, control, tile, slot, g[W.G_READY_WEIGHT],
                 g[W.G_WEIGHT_AT], g[W.G_S_WEIGHT_LBA], g[W.G_S_WEIGHT_CRC], 3,
             )  # fmt: skip
             posted += 1
@@ -128,7 +128,7 @@ def _post_tiles(g: Any, w: Any, s: Any, ready: Any, ring_words: Any, control: An
 
 
 @jit
-def _reap_outputs(g: Any, w: Any, ready: Any) -> Any:
+def _reap_outputs(g: Any, w: Any, ready: Any, crcs: Any) -> Any:
     """Return the credits of output slots whose pages are all written; mark their lanes durable."""
     reaped = 0
     pages = g[W.G_OUT_PAGES]
@@ -139,11 +139,14 @@ def _reap_outputs(g: Any, w: Any, ready: Any) -> Any:
         lane_index = state - W.OUT_POSTED
         whole = 1
         for index in range(pages):
-            word = g[W.GREADY_OUT] + slot * pages + index
+            word = g[W.G_READY_OUT] + slot * pages + index
             if has_landed(w, ready, word, lane_index + 1) == 0:
                 whole = 0
                 break
         if whole == 1:
+            for index in range(pages):
+                crc = np.int64(crcs[g[W.G_READY_OUT] + slot * pages + index])
+                st_relaxed(w, g[W.G_W_OUT_CRC] + lane_index * pages + index, crc)
             st_release(w, g[W.G_W_DURABLE] + lane_index, np.int64(1))
             st_release(w, g[W.G_W_OUT_STATE] + slot, np.int64(W.OUT_FREE))
             atomic_add(w, W.C_OUT_CREDIT, np.int64(1))
@@ -159,7 +162,7 @@ def issue(g: Any, w: Any, s: Any, ready: Any, crcs: Any, ring_words: Any, contro
         return 0
     count = _post_tiles(g, w, s, ready, ring_words, control)
     count += _post_inputs(g, w, s, ready, ring_words, control)
-    count += _reap_outputs(g, w, ready)
+    count += _reap_outputs(g, w, ready, crcs)
     if g[W.G_LOGGING] != 0:
         count += log.reap(g, w, ready, crcs)
     st_release(w, W.C_LOCK, np.int64(0))
@@ -322,14 +325,14 @@ def _tile_ready(g: Any, w: Any, s: Any, ready: Any, tile: Any) -> Any:
     slot = tile % g[W.G_TILE_SLOTS]
     if ld_acquire(w, g[W.G_W_TILE_CLAIM] + slot) >> 20 != tile:
         return 2  # finished and reused by others meanwhile
-    if has_landed(w, ready, g[W.GREADY_TILE] + slot, tile + 1) == 0:
+    if has_landed(w, ready, g[W.G_READY_TILE] + slot, tile + 1) == 0:
         return 0
-    if g[W.G_FANOUT] > 0 and has_landed(w, ready, g[W.GREADY_RANK] + slot, tile + 1) == 0:
+    if g[W.G_FANOUT] > 0 and has_landed(w, ready, g[W.G_READY_RANK] + slot, tile + 1) == 0:
         return 0
-    if g[W.G_WEIGHTED] != 0 and has_landed(w, ready, g[W.GREADY_WEIGHT] + slot, tile + 1) == 0:
+    if g[W.G_WEIGHTED] != 0 and has_landed(w, ready, g[W.G_READY_WEIGHT] + slot, tile + 1) == 0:
         return 0
     position = s[g[W.G_S_TILE_POSITION] + tile]
-    at = g[W.G_W_MESSAGEREADY] + position % g[W.G_MESSAGE_SLOTS]
+    at = g[W.G_W_MESSAGE_READY] + position % g[W.G_MESSAGE_SLOTS]
     return 1 if ld_acquire(w, at) == position + 1 else 0
 
 
@@ -382,7 +385,7 @@ def _take_landing(g: Any, w: Any, ready: Any) -> Any:
     done = ld_acquire(w, g[W.G_W_MESSAGE_DONE] + position % slots)
     if position >= slots and done != position - slots + 1:
         return np.int64(-1)
-    base = g[W.GREADY_INPUT] + (position % g[W.G_CHUNK_SLOTS]) * pages
+    base = g[W.G_READY_INPUT] + (position % g[W.G_CHUNK_SLOTS]) * pages
     for index in range(pages):
         if has_landed(w, ready, base + index, position + 1) == 0:
             return np.int64(-1)
@@ -401,7 +404,16 @@ def landed(g: Any, w: Any, s: Any, position: Any) -> None:
         st_release(w, g[W.G_W_MESSAGE_DONE] + message, position + 1)
         return
     st_release(w, g[W.G_W_MESSAGE_LEFT] + message, tiles)
-    st_release(w, g[W.G_W_MESSAGEREADY] + message, position + 1)
+    st_release(w, g[W.G_W_MESSAGE_READY] + message, position + 1)
+
+
+@jit
+def take_credit(w: Any) -> Any:
+    """Take the right to one output slot; False where all are in use."""
+    if atomic_add(w, W.C_OUT_CREDIT, np.int64(-1)) > 0:
+        return True
+    atomic_add(w, W.C_OUT_CREDIT, np.int64(1))
+    return False
 
 
 @jit
@@ -410,8 +422,7 @@ def _take_lane(g: Any, w: Any) -> Any:
     head = ld_acquire(w, W.C_FIN_HEAD)
     if head >= ld_acquire(w, W.C_FIN_TAIL):
         return np.int64(-1)
-    if atomic_add(w, W.C_OUT_CREDIT, np.int64(-1)) <= 0:
-        atomic_add(w, W.C_OUT_CREDIT, np.int64(1))
+    if not take_credit(w):
         return np.int64(-1)
     head = ld_acquire(w, W.C_FIN_HEAD)
     while head < ld_acquire(w, W.C_FIN_TAIL):
@@ -503,3 +514,36 @@ def _step(
     if ld_acquire(w, W.C_PAGES_LEFT) == 0 and ld_acquire(w, W.C_FIN_TAKEN) == g[W.G_LANES_TOTAL]:
         return np.int64((W.A_DONE << W.ACTION_SHIFT) + 1)
     return np.int64(-1) if posted > 0 else np.int64(0)
+
+
+@jit
+def hold_output(g: Any, w: Any) -> Any:
+    """Return an output slot for a lane that was taken with a credit."""
+    while True:
+        for slot in range(g[W.G_OUT_SLOTS]):
+            at = g[W.G_W_OUT_STATE] + slot
+            if ld_acquire(w, at) == W.OUT_FREE:
+                free, held = np.int64(W.OUT_FREE), np.int64(W.OUT_HELD)
+                if atomic_cas(w, at, free, held) == free:
+                    return slot
+
+
+@jit
+def post_output(
+    g: Any, w: Any, ready: Any, ring_words: Any, control: Any, slot: Any, lane_index: Any,
+    lbas: Any, offset: Any,
+) -> None:  # fmt: skip
+    """Post the pages of a lane whose rows are in place at arena byte *offset*; lbas is int64 [n]."""
+    pages, nbytes = g[W.G_OUT_PAGES], g[W.G_OUT_PAGE_BYTES]
+    for index in range(pages):
+        word = g[W.G_READY_OUT] + slot * pages + index
+        if index >= lbas.shape[0]:  # the last lane may have fewer pages
+            st_relaxed(ready, word, lane_index + 1)
+            continue
+        st_relaxed(ready, word, np.int64(0))
+        post(
+            ring_words, control, WRITE, MAKE, g[W.G_OUT_DEVICE], word, lane_index + 1, lbas[index],
+            offset + index * nbytes, nbytes, np.int64(0), g[W.G_OUT_OBJECT],
+            lane_index * pages + index,
+        )  # fmt: skip
+    st_release(w, g[W.G_W_OUT_STATE] + slot, lane_index + W.OUT_POSTED)

@@ -1,0 +1,137 @@
+"""The parts of a refresh that belong to no side: devices, arena, memory watch, report."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyades.common.layout import BLOCK
+from hyades.common.trace import Event
+from hyades.deploy.machine import this_machine
+from hyades.deploy.report import build
+from hyades.deploy.report.model import Graph, Memory, Report, Traffic
+from hyades.gpu_side.models.ir import Model
+from hyades.gpu_side.plan import PlanRequest, RunPlan
+from hyades.gpu_side.refresh import Refresh
+from hyades.proxy.arena import allocate_arena
+from hyades.proxy.proxy import Proxy
+from hyades.proxy.registry import open_transport
+from hyades.proxy.transport import Transport
+from hyades.proxy.transports.mem import MemoryStore, MemTransport
+
+
+def open_devices(url: str, plan: RunPlan) -> list[Transport]:
+    """Open device 0, the volume's pages, and device 1, hidden rows kept in memory, if any."""
+    devices: list[Transport] = [open_transport(url)]
+    if plan.kept_bytes:
+        devices.append(MemTransport(MemoryStore(plan.kept_bytes // BLOCK)))
+    return devices
+
+
+def close_devices(devices: Sequence[Transport]) -> None:
+    """Close every device."""
+    for device in devices:
+        device.close()
+
+
+def make_arena(plan: RunPlan) -> NDArray[np.uint8]:
+    """Allocate the arena of a plan."""
+    return allocate_arena(plan.arena_bytes)
+
+
+def volume_traffic(proxy: Proxy) -> tuple[int, int]:
+    """Return the bytes that device 0 has read and written so far."""
+    device = proxy.stats()["devices"][0]
+    return int(device["bytes_read"]), int(device["bytes_written"])
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+class MemoryWatch:
+    """Samples the resident size of this process until it is read."""
+
+    def __init__(self, period: float = 0.02) -> None:
+        self.baseline = self.peak = _resident()
+        self._period = period
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hyades-memory", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._period):
+            self.peak = max(self.peak, _resident())
+
+    def finish(self) -> tuple[int, int]:
+        """Stop; return (baseline, peak) in bytes."""
+        self._stop.set()
+        self._thread.join()
+        self.peak = max(self.peak, _resident())
+        return self.baseline, self.peak
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a report is made of."""
+
+    url: str
+    out: str
+    model: Model
+    request: PlanRequest
+    plan: RunPlan
+    run: Refresh
+    proxy: Proxy
+    watch: MemoryWatch
+    events: list[Event]
+    options: dict[str, str]
+    started: str
+    began: float
+    resumed: bool
+
+
+def make_report(done: Finished) -> Report:
+    """Return the report of a finished run."""
+    graph, features = done.request.graph, done.request.features
+    baseline, peak = done.watch.finish()
+    stats = done.proxy.stats()
+    read, written = volume_traffic(done.proxy)
+    stages = [
+        build.stage_of(plan, bytes_read=moved[0], bytes_written=moved[1], seconds=seconds)
+        for plan, moved, seconds in zip(
+            done.plan.stages, done.run.counters.stage_bytes, done.run.counters.stage_seconds,
+            strict=True,
+        )
+    ]  # fmt: skip
+    return Report(
+        out=done.out,
+        model=done.model.description or "model",
+        options=done.options,
+        started=done.started,
+        seconds=time.perf_counter() - done.began,
+        resumed=done.resumed,
+        graph=Graph(
+            volume=done.url, vertices=graph.vertices, edges=graph.edges + graph.loops,
+            feature_width=features.width, feature_dtype=features.dtype, reorder=graph.reorder,
+        ),
+        machine=this_machine(f"cpu, {done.request.workers} threads"),
+        memory=Memory(
+            budget=done.request.memory, predicted=done.plan.peak_bytes, baseline=baseline, peak=peak
+        ),
+        traffic=Traffic(
+            intended=done.plan.bytes_read, read=read, written=written,
+            predicted_read=done.plan.bytes_read, predicted_written=done.plan.bytes_written,
+        ),
+        counters=build.counters_of(
+            done.events, requests=stats["requests"], retries=stats["retries"]
+        ),
+        candidates=build.candidates_of(done.plan),
+        stages=stages,
+        phases=build.phases_of(done.events),
+        timeline=build.spans_of(done.events, done.began),
+    )  # fmt: skip

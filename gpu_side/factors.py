@@ -1,0 +1,199 @@
+"""Per-vertex factors of a convolution: what a source's row, a destination's sum and a loop weigh.
+
+With message m_u = source_factor[u] * row_u the sum at v is
+    destination_factor[v] * sum over in-edges of e_uv * m_u  +  loop_factor[v] * m_v.
+All arrays are float32 [V] in volume order; None means 1 (loop_factor: None means 0).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyades.common.errors import UsageError
+from hyades.common.sampling import count_kept_loops
+from hyades.gpu_side.models.ir import Conv
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class VertexTables:
+    """Tables of the volume, in memory: 4 bytes a vertex and table."""
+
+    in_degrees: NDArray[np.uint32]  # without self loops
+    out_degrees: NDArray[np.uint32]
+    loops: NDArray[np.uint32]
+    weighted_in: Floats | None  # sum of in-edge weights, without loops
+    loop_weights: Floats | None  # of all loops, vertex order then input order
+    originals: NDArray[np.int64]  # original index of each vertex, or empty where the same
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """See the module."""
+
+    source: Floats | None = None
+    destination: Floats | None = None
+    loop: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Fanout of one layer; 0 keeps every edge."""
+
+    fanout: int
+    seed: int
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What is left of the degrees after sampling; `weight` is the kept in-edges' weight sum."""
+
+    others: Any
+    loops: Any
+    sent: Any
+    weight: Any
+
+
+def _kept_counts(tables: VertexTables, sample: Sample, sums: Any) -> _Counts:
+    others, loops = tables.in_degrees, tables.loops
+    if sample.fanout > 0:
+        kept_loops = np.zeros_like(loops)
+        count_kept_loops(
+            sample.seed, sample.layer, tables.originals, others, loops, sample.fanout, kept_loops
+        )
+        total = np.minimum(others.astype(np.int64) + loops, sample.fanout)
+        others, loops = total - kept_loops, kept_loops
+    weight = others.astype(np.float64) if sums is None else sums
+    return _Counts(others, loops, tables.out_degrees, weight)
+
+
+def last_loop_weights(tables: VertexTables, loops: Any, fill: float, sample: Sample) -> Any:
+    """Return float64 [V]: the weight of each vertex's one loop; the last duplicate wins."""
+    weights = np.full(len(tables.loops), fill)
+    if tables.loop_weights is None or len(tables.loop_weights) == 0:
+        return weights
+    ends = np.cumsum(tables.loops.astype(np.int64))
+    has = np.asarray(loops) > 0
+    if sample.fanout == 0:
+        weights[has] = tables.loop_weights[ends[has] - 1]
+        return weights
+    return _last_kept(tables, sample, ends, has, weights)
+
+
+def _last_kept(tables: VertexTables, sample: Sample, ends: Any, has: Any, weights: Any) -> Any:
+    """As last_loop_weights where only some of a vertex's loops were sampled."""
+    from hyades.common.sampling import keeps, sample_key
+
+    for vertex in np.flatnonzero(has):
+        name = tables.originals[vertex] if len(tables.originals) else vertex
+        key = np.uint64(sample_key(sample.seed, sample.layer, name))
+        others, count = int(tables.in_degrees[vertex]), int(tables.loops[vertex])
+        for index in reversed(range(count)):
+            if keeps(key, others + index, others + count, sample.fanout):
+                weights[vertex] = tables.loop_weights[ends[vertex] - count + index]
+                break
+    return weights
+
+
+def _loop_sums(tables: VertexTables, sample: Sample) -> Any:
+    """Return float64 [V]: the summed weight of each vertex's kept loops."""
+    sums = np.zeros(len(tables.loops))
+    if tables.loop_weights is None:
+        return sums
+    owner = np.repeat(np.arange(len(tables.loops)), tables.loops)
+    kept = np.ones(len(owner), bool)
+    if sample.fanout > 0:
+        from hyades.common.sampling import keeps, sample_key
+
+        starts = np.cumsum(tables.loops.astype(np.int64)) - tables.loops
+        for place, vertex in enumerate(owner):
+            name = tables.originals[vertex] if len(tables.originals) else vertex
+            key = np.uint64(sample_key(sample.seed, sample.layer, name))
+            others, count = int(tables.in_degrees[vertex]), int(tables.loops[vertex])
+            rank = others + place - int(starts[vertex])
+            kept[place] = keeps(key, rank, others + count, sample.fanout)
+    np.add.at(sums, owner[kept], tables.loop_weights[kept].astype(np.float64))
+    return sums
+
+
+def _inverse_root(values: Any) -> Any:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        result = np.asarray(values, np.float64) ** -0.5
+    result[np.isinf(result)] = 0.0
+    return result
+
+
+def _float32(values: Any) -> Floats:
+    return np.ascontiguousarray(values, np.float32)
+
+
+def conv_factors(conv: Conv, tables: VertexTables, sample: Sample, sums: Any = None) -> Factors:
+    """Return the factors of *conv*; *sums* float64 [V] are the kept weighted in-degrees, if any."""
+    weighted = conv.edge_weight and tables.weighted_in is not None
+    if weighted and sums is None:
+        sums = np.asarray(tables.weighted_in, np.float64)
+    counts = _kept_counts(tables, sample, sums if weighted else None)
+    if conv.norm == "gcn":
+        return _gcn(conv, tables, counts, sample, weighted)
+    loops = _loop_sums(tables, sample) if weighted else counts.loops.astype(np.float64)
+    if conv.loops == "one":
+        loops = np.ones(len(tables.loops))
+        received = counts.others.astype(np.float64) + 1
+    elif conv.loops == "drop":
+        loops = np.zeros(len(tables.loops))
+        received = counts.others.astype(np.float64)
+    else:
+        received = counts.others.astype(np.float64) + counts.loops
+    return _degree_factors(conv, tables, sample, loops, received)
+
+
+def _gcn(
+    conv: Conv, tables: VertexTables, counts: _Counts, sample: Sample, weighted: bool
+) -> Factors:
+    if conv.loops == "one":
+        # PyG gives loops the weight 1 on an unweighted graph even where `improved` asks for 2.
+        fill = conv.loop_weight if weighted else 1.0
+        own = last_loop_weights(tables, counts.loops, fill, sample) if weighted else fill
+    elif conv.loops == "keep":
+        own = _loop_sums(tables, sample) if weighted else counts.loops.astype(np.float64)
+    else:
+        own = 0.0
+    scale = _inverse_root(counts.weight + own)
+    return Factors(_float32(scale), _float32(scale), _float32(scale * own))
+
+
+def _degree_factors(
+    conv: Conv, tables: VertexTables, sample: Sample, loops: Any, received: Any
+) -> Factors:
+    own = loops
+    source = destination = None
+    if conv.norm in ("both", "left"):
+        if sample.fanout > 0:
+            raise UsageError(
+                f"{conv.name}: fanout with DGL norm {conv.norm!r} needs out-degrees of the sampled"
+                " graph, which no single pass over it knows; use norm 'right' or drop --fanout"
+            )
+        sent = np.maximum(tables.out_degrees.astype(np.float64) + tables.loops, 1)
+        source = 1 / np.sqrt(sent) if conv.norm == "both" else 1 / sent
+    if conv.norm == "both":
+        destination = 1 / np.sqrt(np.maximum(received, 1))
+    elif conv.norm == "right":
+        destination = 1 / np.maximum(received, 1)
+    elif conv.norm == "closed":
+        destination = 1 / (received + 1)
+        own = loops + 1.0
+    if conv.aggregate == "mean" and conv.norm != "closed":
+        destination = (1.0 if destination is None else destination) / np.maximum(received, 1)
+    if conv.aggregate in ("sum", "mean") and destination is not None:
+        own = own * destination
+    if conv.aggregate in ("sum", "mean"):
+        own = own + conv.self_scale
+    return Factors(
+        None if source is None else _float32(source),
+        None if destination is None else _float32(destination),
+        _float32(own) if np.any(own) else None,
+    )

@@ -1,0 +1,177 @@
+"""Stream whole lanes of objects through a function: rows stages, attention scores, moments.
+
+Each worker takes the next lane, reads its pages of every input through the ring, with the lane after
+it already on the way, and may write the result's pages.  Lanes are independent, so the bits do not
+depend on the number of workers.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hyades.common.errors import DeviceLost
+from hyades.common.layout import REQUEST, Op, RequestFlag
+from hyades.common.port import Port
+from hyades.common.ring import FAILED, STOP
+from hyades.common.units import round_up
+from hyades.gpu_side.scan import fill_pages, torch_dtype_view
+from hyades.gpu_side.stores import PageStoreInfo
+
+_DEPTH = 2
+
+
+class ReadFailed(Exception):  # noqa: N818 - internal: the coordinator turns it into one of the five
+    """A request of this stream failed; the port's failures say which."""
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """Slots and arena bytes of one lane of one object."""
+
+    store: PageStoreInfo
+    at: int
+    slot: int
+    generation: int = 0
+    pages: range = range(0)
+
+    @property
+    def nbytes(self) -> int:
+        return self.store.shape.pages_per_range * self.store.page_bytes
+
+
+LaneFunction = Callable[[int, list[Tensor]], Tensor | None]
+
+
+class LaneStream:
+    """Runs a function over lanes; see the module."""
+
+    def __init__(
+        self, port: Port, sources: Sequence[PageStoreInfo], target: PageStoreInfo | None,
+        lanes: NDArray[np.int64], workers: int, check: bool,
+    ) -> None:  # fmt: skip
+        self.port = port
+        self.sources = tuple(sources)
+        self.target = target
+        self.lanes = lanes
+        self.check = check
+        self.finished = 0
+        total = 0 if target is None else target.shape.ranges
+        self.durable = np.zeros(total, bool)
+        per_lane = 0 if target is None else target.shape.pages_per_range
+        self.crcs = np.zeros((total, per_lane), np.int64)
+        self._next = 0
+        self._lock = threading.Lock()
+        self._at = self._slot = 0
+        self._inputs = [
+            [[self._buffer(s) for s in self.sources] for _ in range(_DEPTH)] for _ in range(workers)
+        ]
+        self._outputs = [None if target is None else self._buffer(target) for _ in range(workers)]
+        port.require(self._slot, self._at)
+        port.ready[: self._slot] = 0
+
+    def _buffer(self, store: PageStoreInfo) -> _Buffer:
+        buffer = _Buffer(store, self._at, self._slot)
+        self._at += round_up(buffer.nbytes, 4096)
+        self._slot += store.shape.pages_per_range
+        return buffer
+
+    def work(self, worker: int, function: LaneFunction) -> None:
+        """Process lanes until none is left; raise ReadFailed or what *function* raises."""
+        ahead: list[tuple[int, list[_Buffer]]] = []
+        turn = 0
+        while True:
+            while len(ahead) < _DEPTH:
+                lane = self._take()
+                if lane < 0:
+                    break
+                buffers = self._inputs[worker][turn % _DEPTH]
+                turn += 1
+                for buffer in buffers:
+                    self._post(buffer, lane, Op.READ)
+                ahead.append((lane, buffers))
+            if not ahead:
+                break
+            lane, buffers = ahead.pop(0)
+            blocks = [self._rows(buffer, lane) for buffer in buffers]
+            result = function(lane, blocks)
+            if result is not None:
+                self._write(worker, lane, result)
+            with self._lock:
+                self.finished += 1
+
+    def _take(self) -> int:
+        with self._lock:
+            if self._next >= len(self.lanes):
+                return -1
+            lane = int(self.lanes[self._next])
+            self._next += 1
+            return lane
+
+    def _post(self, buffer: _Buffer, lane: int, op: Op) -> None:
+        store = buffer.store
+        buffer.pages = range(store.shape.first_page(lane), store.shape.first_page(lane + 1))
+        buffer.generation += 1
+        count = len(buffer.pages)
+        records = np.zeros(count, REQUEST)
+        slots = buffer.slot + np.arange(count)
+        self.port.ready[slots] = 0
+        records["lba"] = store.lbas[buffer.pages.start : buffer.pages.stop]
+        records["offset"] = buffer.at + np.arange(count) * store.page_bytes
+        records["nbytes"], records["slot"], records["op"] = store.page_bytes, slots, int(op)
+        records["device"], records["generation"] = store.device, buffer.generation
+        records["object"], records["cookie"] = store.number, slots
+        records["page"] = np.arange(buffer.pages.start, buffer.pages.stop)
+        if op == Op.WRITE:
+            records["flags"] = int(RequestFlag.MAKE_CRC)
+        elif self.check and store.crcs is not None:
+            records["flags"] = int(RequestFlag.CHECK_CRC)
+            records["crc"] = store.crcs[buffer.pages.start : buffer.pages.stop]
+        done = 0
+        while done < count:
+            done += self.port.ring.push(records[done:])
+            if done < count:
+                self._check_alive()
+                time.sleep(1e-4)
+
+    def _check_alive(self) -> None:
+        if self.port.ring.control[FAILED] != 0 or self.port.ring.control[STOP] != 0:
+            raise DeviceLost("the proxy stopped while pages were on the way")
+
+    def _wait(self, buffer: _Buffer) -> None:
+        words = self.port.ready[buffer.slot : buffer.slot + len(buffer.pages)]
+        while True:
+            if np.any(words < 0):
+                raise ReadFailed
+            if np.all(words == buffer.generation):
+                return
+            self._check_alive()
+            time.sleep(5e-5)
+
+    def _rows(self, buffer: _Buffer, lane: int) -> Tensor:
+        self._wait(buffer)
+        store = buffer.store
+        shape = store.shape
+        rows = min(shape.range_rows, shape.rows - lane * shape.range_rows)
+        raw = self.port.arena[buffer.at : buffer.at + len(buffer.pages) * store.page_bytes]
+        used = shape.rows_per_page * shape.row_bytes
+        if used < store.page_bytes:
+            raw = raw.reshape(-1, store.page_bytes)[:, :used].reshape(-1)
+        return torch_dtype_view(raw[: rows * shape.row_bytes], store.dtype, store.width)
+
+    def _write(self, worker: int, lane: int, rows: Tensor) -> None:
+        buffer = self._outputs[worker]
+        assert buffer is not None and self.target is not None
+        shape = self.target.shape
+        count = shape.first_page(lane + 1) - shape.first_page(lane)
+        fill_pages(
+            self.target, rows, self.port.arena[buffer.at : buffer.at + count * shape.page_bytes]
+        )
+        self._post(buffer, lane, Op.WRITE)
+        self._wait(buffer)
+        self.crcs[lane, :count] = self.port.crcs[buffer.slot : buffer.slot + count]
+        self.durable[lane] = True

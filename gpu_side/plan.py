@@ -1,0 +1,429 @@
+"""Choose, for every stage, how its lane states fit the memory budget, in bytes read and written.
+
+With S the bytes of all lane states, F those of the input, B the budget:
+  resident   S <= B: one scan.
+  passes:P   lanes in P groups, the input is scanned once a group.
+  log:N      each lane is resident for a window of N chunks; what falls outside goes to the log.
+The topology is known, so every candidate is priced exactly from the directory, not guessed: the
+report sets these numbers beside the measured ones.  What memory is left keeps hidden rows off the
+volume, and input chunks from being read again.
+Must stay in sync: scan.py reads and writes exactly the pages that are counted here.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyades.common.catalog import GraphInfo, ObjectInfo
+from hyades.common.errors import UsageError
+from hyades.common.pages import PageShape, shape_pages
+from hyades.common.units import MIB, format_size
+from hyades.gpu_side.buffers import LOG_PAGE, Buffers, ScanSizes, arena_bytes, buffers_for
+from hyades.gpu_side.program import FEATURES, Stage
+from hyades.gpu_side.shapes import product_orders, shape_conv
+from hyades.gpu_side.topology import Topology, Windows, choose_windows
+
+MAX_PASSES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What predicted seconds are made of; measured on two cores of a shared server."""
+
+    storage: float = 1.1e9  # bytes/s, sequential
+    adds: float = 7.5e9  # float additions/s of one worker's tile kernel
+    products: float = 8e10  # flop/s of one worker's matrix products
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What a plan depends on."""
+
+    graph: GraphInfo
+    features: ObjectInfo
+    tiles: ObjectInfo
+    page_size: int
+    stages: tuple[Stage, ...]
+    memory: int
+    workers: int
+    fanouts: tuple[int, ...]  # by layer, 0 for all
+    output_itemsize: int = 4
+    forced: str | None = None  # "resident", "passes:P" or "log"
+    rates: Rates = field(default_factory=Rates)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to run a stage, with its exact price."""
+
+    name: str
+    project_first: bool
+    fits: bool
+    memory: int  # bytes that the run holds at once under this candidate
+    bytes_read: int
+    bytes_written: int
+    seconds: float
+    groups: tuple[tuple[int, int], ...] = ()  # lane ranges, one a pass
+    windows: Windows | None = None
+    sizes: ScanSizes | None = None
+    buffers: Buffers | None = None
+    state_slots: int = 0
+    pinned: int = 0  # input chunks kept from the first pass for the others
+    log_pages: int = 0
+    reason: str = ""
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes read and written."""
+        return self.bytes_read + self.bytes_written
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """The chosen candidate of a stage, and the others for `--explain`."""
+
+    stage: Stage
+    chosen: Candidate
+    candidates: tuple[Candidate, ...]
+    output: PageShape
+    output_itemsize: int
+    keeps_output: bool = False  # hidden rows stay in memory
+
+    @property
+    def arena_bytes(self) -> int:
+        """Arena bytes this stage needs: rings, lane states and pinned chunks."""
+        return self.chosen.memory
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """Plans of all stages and what they hold in common."""
+
+    stages: tuple[StagePlan, ...]
+    table_bytes: int
+    memory: int
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the arena that serves every stage."""
+        return max(s.arena_bytes for s in self.stages)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of hidden rows kept in memory."""
+        return sum(_object_bytes(s.output) for s in self.stages if s.keeps_output)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes that the run holds at its peak, as predicted."""
+        temporaries = max(_temporaries(s.chosen) for s in self.stages)
+        return self.table_bytes + self.arena_bytes + self.kept_bytes + temporaries
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that all stages read from storage."""
+        return sum(s.chosen.bytes_read for s in self.stages)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes that all stages write to storage."""
+        return sum(s.chosen.bytes_written for s in self.stages)
+
+
+def _temporaries(candidate: Candidate) -> int:
+    return candidate.sizes.temporaries if candidate.sizes else 0
+
+
+def _object_bytes(shape: PageShape) -> int:
+    return shape.pages * shape.page_bytes
+
+
+def table_bytes(request: PlanRequest, topology: Topology) -> int:
+    """Return the bytes of per-vertex tables, factors, scores and the directory."""
+    vertices = request.graph.vertices
+    heads = max((s.conv.attention.heads for s in request.stages if s.conv and s.conv.attention),
+                default=0)  # fmt: skip
+    per_vertex = 12 + 12 + 40 + 4 * heads  # degrees, factors, float64 on the way to them, scores
+    if request.graph.reorder != "none":
+        per_vertex += 8
+    if any(request.fanouts):
+        per_vertex += 8
+    pieces = topology.directory.nbytes + 8 * (4 * topology.pages + topology.chunks)
+    return vertices * per_vertex + pieces
+
+
+class _StagePlanner:
+    """Prices the candidates of one conv stage."""
+
+    def __init__(
+        self, request: PlanRequest, topology: Topology, stage: Stage, source: PageShape,
+        output: PageShape, budget: int, kept_input: bool,
+    ) -> None:  # fmt: skip
+        self.request = request
+        self.topology = topology
+        self.stage = stage
+        self.source = source
+        self.output = output
+        self.budget = budget
+        self.kept_input = kept_input
+        assert stage.conv is not None
+        self.conv = stage.conv
+        weighted = self.conv.edge_weight and request.graph.weighted
+        sampled = request.fanouts[stage.layer] > 0
+        self.streams = 1 + int(weighted) + int(sampled)
+        lanes = np.arange(topology.chunks)
+        graph = request.graph
+        ends = np.minimum((lanes + 1) * graph.range_rows, graph.vertices)
+        self.lane_rows = ends - lanes * graph.range_rows
+
+    def sizes(self, project_first: bool) -> ScanSizes:
+        return ScanSizes(
+            self.request.graph.range_rows, self.source, self.output,
+            shape_conv(self.stage, project_first), self.request.tiles.page_bytes, self.streams,
+            self.request.workers, self.stage.width,
+        )  # fmt: skip
+
+    def _input_bytes(self, chunks: NDArray[np.int64]) -> int:
+        """Return the bytes of the input pages of *chunks* (all but the last are full)."""
+        if self.kept_input:
+            return 0
+        pages = len(chunks) * self.source.pages_per_range
+        last = self.source.ranges - 1
+        if len(chunks) and chunks[-1] == last:
+            pages -= self.source.pages_per_range
+            pages += self.source.pages - self.source.first_page(last)
+        return pages * self.source.page_bytes
+
+    def price(
+        self, name: str, project_first: bool, groups: tuple[tuple[int, int], ...],
+        windows: Windows | None = None,
+    ) -> Candidate:  # fmt: skip
+        sizes = self.sizes(project_first)
+        widest = max(high - low for low, high in groups)
+        slots = windows.slot_count if windows else widest
+        log_groups = -(-self.topology.chunks // slots) if windows else 0
+        full = buffers_for(sizes, False, log_groups)
+        lean = buffers_for(sizes, True, log_groups)
+        states = slots * sizes.state
+        buffers = full
+        memory = arena_bytes(sizes, full) + states
+        if memory + sizes.temporaries > self.budget:
+            buffers = lean
+            memory = arena_bytes(sizes, lean) + states
+        fits = memory + sizes.temporaries <= self.budget
+        spare = self.budget - memory - sizes.temporaries
+        pinned = 0
+        if len(groups) > 1 and not self.kept_input and fits:
+            pinned = max(0, min(spare // max(sizes.input_chunk, 1), self.topology.chunks))
+        read, chunks_read = self._bytes_read(groups, pinned, sizes)
+        written = _object_bytes(self.output)
+        log_pages = 0
+        if windows:
+            log_pages = self._log_pages(windows, sizes, log_groups)
+            read += log_pages * LOG_PAGE
+            written += log_pages * LOG_PAGE
+        candidate = Candidate(
+            name, project_first, fits, memory + pinned * sizes.input_chunk, read, written, 0.0,
+            groups, windows, sizes, buffers, slots, pinned, log_pages,
+            "" if fits else f"needs {format_size(memory + sizes.temporaries)} of memory",
+        )  # fmt: skip
+        return replace(candidate, seconds=self._seconds(candidate, chunks_read))
+
+    def _bytes_read(
+        self, groups: tuple[tuple[int, int], ...], pinned: int, sizes: ScanSizes
+    ) -> tuple[int, int]:
+        tile_bytes = self.request.tiles.page_bytes * self.streams
+        read = chunks_read = 0
+        for number, (low, high) in enumerate(groups):
+            pages = self.topology.pages_of(low, high)
+            chunks = np.unique(self.topology.page_chunk[pages])
+            read += len(pages) * tile_bytes
+            fresh = chunks if number == 0 else chunks[chunks >= pinned]
+            read += self._input_bytes(fresh)
+            chunks_read += len(chunks)
+        if self.conv.attention is not None:  # the pass that computes the destinations' scores
+            read += self._input_bytes(np.arange(self.topology.chunks))
+        return read, chunks_read
+
+    def _log_pages(self, windows: Windows, sizes: ScanSizes, log_groups: int) -> int:
+        per_group = -(-self.topology.chunks // log_groups)
+        starts = np.arange(0, self.topology.chunks, per_group)
+        rows = np.add.reduceat(windows.logged_rows, starts)
+        return int(np.sum(-(-rows // sizes.log_rows)))
+
+    def _seconds(self, candidate: Candidate, chunks_read: int) -> float:
+        rates, graph = self.request.rates, self.request.graph
+        sizes = candidate.sizes
+        assert sizes is not None
+        shape = sizes.shape
+        adds = graph.edges * shape.aggregate
+        rows = chunks_read * graph.range_rows
+        flops = 0.0
+        if shape.project_first and self.conv.neighbour is not None:
+            flops += 2.0 * rows * self.conv.neighbour.weight.numel()
+        elif self.conv.neighbour is not None:
+            flops += 2.0 * graph.vertices * self.conv.neighbour.weight.numel()
+        if self.conv.root is not None:
+            flops += 2.0 * graph.vertices * self.conv.root.weight.numel()
+        compute = (adds / rates.adds + flops / rates.products) / self.request.workers
+        return max(compute, candidate.bytes_moved / rates.storage)
+
+    def groups(self, passes: int) -> tuple[tuple[int, int], ...]:
+        """Return *passes* runs of lanes of nearly equal length."""
+        lanes = self.topology.chunks
+        size = -(-lanes // passes)
+        return tuple((low, min(low + size, lanes)) for low in range(0, lanes, size))
+
+    def candidates(self) -> list[Candidate]:
+        """Return every candidate worth showing, those that were forced alone where one was."""
+        forced = self.request.forced
+        found: list[Candidate] = []
+        for order in product_orders(self.stage):
+            if forced is None or forced == "resident":
+                found.append(self.price("resident", order, self.groups(1)))
+            if forced is None or forced.startswith("passes"):
+                found += self._passes(order, forced)
+            if forced is None or forced.startswith("log"):
+                found += self._logs(order, forced)
+        return found
+
+    def _passes(self, order: bool, forced: str | None) -> list[Candidate]:
+        lanes = self.topology.chunks
+        if forced is not None:
+            asked = int(forced.partition(":")[2])
+            return [self.price(f"passes:{asked}", order, self.groups(min(asked, lanes)))]
+        found = []
+        for passes in range(2, min(lanes, MAX_PASSES) + 1):
+            groups = self.groups(passes)
+            if len(groups) != passes:
+                continue
+            candidate = self.price(f"passes:{passes}", order, groups)
+            found.append(candidate)
+            if candidate.fits:
+                break
+            if len(found) > 3:
+                # each extra pass costs a scan: only the first that fits can win
+                found.pop(-2)
+        return found
+
+    def _logs(self, order: bool, forced: str | None) -> list[Candidate]:
+        lanes = self.topology.chunks
+        asked = int(forced.partition(":")[2]) if forced and ":" in forced else 0
+        lengths = [asked] if asked else sorted({max(1, lanes // n) for n in (32, 16, 8, 4, 3, 2)})
+        found = []
+        for length in lengths:
+            windows = choose_windows(self.topology, min(length, lanes), self.lane_rows)
+            found.append(self.price(f"log:{length}", order, self.groups(1), windows))
+        return found
+
+
+def parse_forced(plan: str | None) -> str | None:
+    """Check `--plan`; return it, or None for automatic."""
+    if plan is None or plan == "auto":
+        return None
+    kind, _, count = plan.partition(":")
+    good = (kind == "resident" and not count) or (
+        kind in ("passes", "log") and (count.isdigit() and int(count) > 0 or kind == plan == "log")
+    )
+    if not good:
+        raise UsageError(f"--plan {plan!r}: write resident, passes:P or log (or log:CHUNKS)")
+    return plan
+
+
+def plan_run(request: PlanRequest, topology: Topology) -> RunPlan:
+    """Return the cheapest plan within the budget; UsageError says what memory would do."""
+    tables = table_bytes(request, topology)
+    budget = request.memory - tables
+    shapes: dict[int, PageShape] = {FEATURES: request.features.shape()}
+    plans: list[StagePlan] = []
+    last = len(request.stages) - 1
+    for stage in request.stages:
+        itemsize = request.output_itemsize if stage.index == last else 4
+        output = shape_pages(
+            request.graph.vertices, stage.width * itemsize, request.graph.range_rows,
+            request.page_size,
+        )  # fmt: skip
+        shapes[stage.index] = output
+        plans.append(_plan_stage(request, topology, stage, shapes, output, itemsize, budget, ()))
+    return _keep_hidden(request, topology, RunPlan(tuple(plans), tables, request.memory), shapes)
+
+
+def _plan_stage(
+    request: PlanRequest, topology: Topology, stage: Stage, shapes: dict[int, PageShape],
+    output: PageShape, itemsize: int, budget: int, kept: tuple[int, ...],
+) -> StagePlan:  # fmt: skip
+    if stage.conv is None:
+        candidate = _price_rows(request, stage, shapes, output, kept)
+        candidates = [candidate]
+    else:
+        source = stage.inputs[0].stage
+        planner = _StagePlanner(
+            request, topology, stage, shapes[source], output, budget, source in kept
+        )
+        candidates = planner.candidates()
+    fitting = [c for c in candidates if c.fits and c.memory <= budget]
+    if not fitting:
+        least = min(c.memory + _temporaries(c) for c in candidates)
+        need = least + request.memory - budget
+        raise UsageError(
+            f"stage {stage.index} ({stage.name}) needs at least --memory {-(-need // MIB)}MiB"
+            f" (asked for {format_size(request.memory)}"
+            + (f", --plan {request.forced})" if request.forced else ")")
+        )
+    chosen = min(fitting, key=lambda c: (c.bytes_moved, c.seconds, c.memory))
+    # A little more traffic is worth much less arithmetic.
+    close = [c for c in fitting if c.bytes_moved <= 1.01 * chosen.bytes_moved]
+    chosen = min(close, key=lambda c: (c.seconds, c.bytes_moved, c.memory))
+    if stage.index in kept:
+        written = chosen.bytes_written - _object_bytes(output)
+        chosen = replace(chosen, bytes_written=written)
+    return StagePlan(stage, chosen, tuple(candidates), output, itemsize, stage.index in kept)
+
+
+def _price_rows(
+    request: PlanRequest, stage: Stage, shapes: dict[int, PageShape], output: PageShape,
+    kept: tuple[int, ...],
+) -> Candidate:  # fmt: skip
+    read = memory = 0
+    for source in stage.inputs:
+        shape = shapes[source.stage]
+        read += 0 if source.stage in kept else _object_bytes(shape)
+        memory += 2 * shape.pages_per_range * shape.page_bytes
+    memory += 2 * output.pages_per_range * output.page_bytes
+    memory *= request.workers
+    written = _object_bytes(output)
+    seconds = (read + written) / request.rates.storage
+    return Candidate("rows", False, True, memory + 2 * MIB, read, written, seconds)
+
+
+def _keep_hidden(
+    request: PlanRequest, topology: Topology, plan: RunPlan, shapes: dict[int, PageShape]
+) -> RunPlan:
+    """Keep hidden rows in memory where every stage that runs meanwhile still has its plan."""
+    readers = {s.index: s.index for s in request.stages}
+    for stage in request.stages:
+        for source in stage.inputs:
+            readers[source.stage] = stage.index
+    kept: list[int] = []
+    most_held = 0
+    for stage in request.stages[:-1]:
+        trial = (*kept, stage.index)
+        held = [0] * len(request.stages)
+        for index in trial:
+            for during in range(index, readers[index] + 1):
+                held[during] += _object_bytes(shapes[index])
+        arena = max(s.arena_bytes + _temporaries(s.chosen) for s in plan.stages)
+        if arena + max(held) + plan.table_bytes <= request.memory:
+            kept.append(stage.index)
+            most_held = max(held)
+    if not kept:
+        return plan
+    budget = request.memory - plan.table_bytes - most_held
+    stages = tuple(
+        _plan_stage(
+            request, topology, s.stage, shapes, s.output, s.output_itemsize, budget, tuple(kept)
+        )
+        for s in plan.stages
+    )
+    return RunPlan(stages, plan.table_bytes, request.memory)

@@ -1,0 +1,78 @@
+"""Per-vertex tables of a volume, and factors that need a look at the edges."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyades.common import layout
+from hyades.common.jit import jit
+from hyades.common.sampling import keeps, sample_key
+from hyades.common.volume import Volume
+from hyades.gpu_side.factors import Factors, Sample, VertexTables, conv_factors
+from hyades.gpu_side.models.ir import Conv
+
+
+def load_vertices(volume: Volume) -> VertexTables:
+    """Read the per-vertex tables of *volume*."""
+
+    def optional(name: str, dtype: Any) -> NDArray[Any] | None:
+        return volume.read_table(name).astype(dtype) if name in volume.catalog.objects else None
+
+    order = optional("order", np.int64)
+    return VertexTables(
+        volume.read_table("in_degrees").astype(np.uint32),
+        volume.read_table("out_degrees").astype(np.uint32),
+        volume.read_table("self_loops").astype(np.uint32),
+        optional("weighted_in", np.float32),
+        optional("loop_weights", np.float32),
+        np.zeros(0, np.int64) if order is None else order,
+    )
+
+
+@jit
+def _sum_kept(
+    page: Any, ranks: Any, weights: Any, range_rows: Any, originals: Any, degrees: Any, fanout: Any,
+    seed: Any, layer: Any, sums: Any,
+) -> None:  # fmt: skip
+    """Add the kept edges' weights of one tile page (int32 words) to float64 *sums* [V]."""
+    shorts = page.view(np.uint16)
+    for entry in range(page[layout.TH_TILES]):
+        at = layout.TH_WORDS + entry * layout.TE_WORDS
+        first_vertex = np.int64(page[at + layout.TE_LANE]) * range_rows
+        segments = np.int64(page[at + layout.TE_SEGS_FLAGS]) & 0xFFFF
+        first_segment = np.int64(page[at + layout.TE_SEG0])
+        first_edge = np.int64(page[at + layout.TE_EDGE0])
+        dst = (page[layout.TH_DST] >> 1) + first_segment
+        ends = (page[layout.TH_ENDS] >> 1) + first_segment
+        start = np.int64(0)
+        for segment in range(segments):
+            vertex = first_vertex + shorts[dst + segment]
+            name = originals[vertex] if originals.shape[0] > 0 else vertex
+            key = sample_key(seed, layer, name)
+            end = np.int64(shorts[ends + segment])
+            for edge in range(start, end):
+                if keeps(key, np.int64(ranks[first_edge + edge]), degrees[vertex], fanout):
+                    sums[vertex] += weights[first_edge + edge]
+            start = end
+
+
+def sampled_factors(
+    conv: Conv, tables: VertexTables, sample: Sample, volume: Volume, range_rows: int
+) -> Factors:
+    """Return the factors of *conv*; weighted and sampled GCN reads the topology once for them."""
+    graph = volume.catalog.graph
+    assert graph is not None
+    weighted = conv.edge_weight and graph.weighted
+    if not (weighted and sample.fanout > 0 and conv.norm == "gcn"):
+        return conv_factors(conv, tables, sample)
+    sums = np.zeros(graph.vertices)
+    degrees = tables.in_degrees.astype(np.int64) + tables.loops
+    tiles, ranks, weights = (volume.object(n) for n in ("tiles", "ranks", "weights"))
+    for page in range(tiles.pages):
+        _sum_kept(
+            volume.read_page(tiles, page).view(np.int32), volume.read_page(ranks, page).view(np.uint32),
+            volume.read_page(weights, page).view(np.float32), range_rows, tables.originals, degrees,
+            sample.fanout, sample.seed, sample.layer, sums,
+        )  # fmt: skip
+    return conv_factors(conv, tables, sample, sums)
