@@ -1,10 +1,9 @@
-"""From trace events to the report's phases, timeline and counters, and to the progress bar."""
+"""From trace events to the report's phases, timeline and counters."""
 
-from hyades.common.trace import Advance, ListSink, ScanCounters, Span
+from hyades.common.trace import Advance, ScanCounters, Span
 from hyades.deploy.report.build import counters_of, phases_of, spans_of
 from hyades.deploy.report.model import Phase
 from hyades.deploy.report.model import Span as Bar
-from hyades.deploy.sinks import ProgressSink, Several
 
 
 def scan(stage: int, **changes: int | float) -> ScanCounters:
@@ -54,16 +53,3 @@ def test_counters_are_summed_over_passes() -> None:
     assert (found.parks, found.resumes, found.logged_rows) == (7, 9, 6)
     assert (found.requests, found.retries) == (77, 1)
     assert found.other == {"segments": 150, "posted": 24, "landed": 24, "idle_rounds": 15}
-
-
-def test_the_bar_names_stage_and_pass() -> None:
-    calls: list[tuple[str, int, int, str]] = []
-    kept = ListSink()
-    sink = Several(ProgressSink(lambda *call: calls.append(call), 2), kept)
-    for event in [*EVENTS, Advance(1, "convs.1", 0, 1, 1, 3, "lane")]:
-        sink.emit(event)
-    assert calls == [
-        ("stage 1 of 2, convs.0, pass 1 of 2", 5, 10, "page"),
-        ("stage 2 of 2, convs.1", 1, 3, "lane"),
-    ]
-    assert len(kept.events) == len(EVENTS) + 1
