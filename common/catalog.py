@@ -261,8 +261,7 @@ def new_object(
     name: str, kind: Kind, dtype: str, width: int, shape: PageShape, attributes: dict[str, Any]
 ) -> ObjectInfo:
     """Return an object without extents; UsageError for attributes that JSON would change."""
-    if not name or len(name) > 200 or not name.isprintable():
-        raise UsageError(f"{name!r} cannot be the name of an object")
+    check_name(name)
     plain = {key: _attribute(name, key, value) for key, value in attributes.items()}
     return ObjectInfo(
         name=name, kind=kind, dtype=dtype, rows=shape.rows, width=width,
@@ -270,6 +269,12 @@ def new_object(
         page_bytes=shape.page_bytes, pages=shape.pages,
         extents=(), table=(), table_crc=0, attributes=plain,
     )  # fmt: skip
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError unless *name* can be an object's: printable, 1 to 200 characters."""
+    if not name or len(name) > 200 or not name.isprintable():
+        raise UsageError(f"{name!r} cannot be the name of an object")
 
 
 def _attribute(name: str, key: str, value: Any) -> int | float | str:

@@ -12,7 +12,7 @@ import numpy as np
 from hyades.common.blocks import BlockDevice
 from hyades.common.catalog import FIRST_LBA, Extent
 from hyades.common.checksum import crc32c
-from hyades.common.errors import DataError
+from hyades.common.errors import DataError, DeviceLost
 from hyades.common.layout import BLOCK, FORMAT_VERSION, SUPERBLOCK, SUPERBLOCK_MAGIC
 
 MAX_CATALOG = 1 << 28
@@ -76,7 +76,14 @@ def unpack(data: bytes | bytearray) -> Superblock | str:
 
 def read_copies(blocks: BlockDevice) -> list[Superblock | str]:
     """Return both copies, or for each why it is none."""
-    return [unpack(blocks.read(copy, 1)) for copy in range(2)]
+    return [_read_copy(blocks, copy) for copy in range(2)]
+
+
+def _read_copy(blocks: BlockDevice, copy: int) -> Superblock | str:
+    try:
+        return unpack(blocks.read(copy, 1))
+    except DeviceLost as error:  # a bad sector: the other copy is there for this
+        return f"cannot be read: {error}"
 
 
 def newest(blocks: BlockDevice) -> tuple[int, Superblock]:

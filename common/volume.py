@@ -21,6 +21,7 @@ from hyades.common.catalog import (
     Catalog,
     Extent,
     ObjectInfo,
+    check_name,
     dtype_name,
     encode_catalog,
     new_object,
@@ -171,6 +172,7 @@ class Volume(PageStore):
     def rename(self, old: str, new: str) -> None:
         """Give an object another name; UsageError when that is taken."""
         self._check_writable()
+        check_name(new)
         info = self.object(old)
         if new in self.catalog.objects:
             raise UsageError(f"{self.name} already has an object {new!r}; remove it first")

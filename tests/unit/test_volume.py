@@ -247,6 +247,7 @@ def test_a_stale_record_cannot_write_into_freed_space() -> None:
         (lambda v: v.read_page(v.object("t"), -1), "no page -1: it has 1 pages"),
         (lambda v: v.read_rows("t", 2, 9), "has 3 rows, not rows 2 to 9"),
         (lambda v: v.read_table("m"), "is no table"),
+        (lambda v: v.rename("t", "a\nb"), "cannot be the name"),
         (lambda v: v.remove("none"), "no object 'none'"),
         (lambda v: list(v.verify(["none"])), "no committed object 'none'"),
     ],

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -222,6 +223,32 @@ def test_a_device_of_fixed_size_uses_its_holes_and_then_is_full() -> None:
         range(scattered.pages)
     )
     assert list(again.verify(["fits"])) == []
+
+
+def test_a_block_device_holds_a_volume(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(bytes(4 << 20))
+    losetup = shutil.which("losetup") or "/sbin/losetup"
+    if not Path(losetup).exists() or os.geteuid() != 0:
+        pytest.skip("a loop device needs root and losetup (apt-get install util-linux)")
+    command = [losetup, "--find", "--show", str(image)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no loop device here: {made.stderr.strip()}")
+    device = made.stdout.strip()
+    try:
+        with Volume.create(FileBlocks(device, create=True)) as volume:
+            volume.write_table("t", np.arange(100_000))
+            with pytest.raises(UsageError, match=r"the device is full: .* bytes are missing; rem"):
+                volume.allocate_pages("big", 4, 1 << 20)
+            volume.commit()
+        with Volume.open(FileBlocks(device, writable=False)) as volume:
+            assert np.array_equal(volume.read_table("t"), np.arange(100_000))
+            assert list(volume.verify()) == []
+        with pytest.raises(UsageError, match="already holds data"):
+            Volume.create(FileBlocks(device, create=True))
+    finally:
+        subprocess.run([losetup, "--detach", device], check=True)
 
 
 def test_a_full_device_uses_the_smallest_holes() -> None:

@@ -175,6 +175,17 @@ def test_one_wrong_read_is_repeated() -> None:
             read_everything(Volume.open(blocks))
 
 
+def test_a_superblock_that_cannot_be_read_is_survived() -> None:
+    blocks = WornBlocks()
+    blocks.data = small_volume().data
+    blocks.lost = 0
+    volume = Volume.open(blocks)
+    assert volume.generation == 3
+    (finding,) = volume.verify()
+    assert (finding.object, finding.lba) == ("superblock", 0)
+    assert "copy 0 (LBA 0) cannot be read: mem:: read at LBA 0 failed" in finding.text
+
+
 def test_verify_reports_a_page_that_cannot_be_read() -> None:
     blocks = WornBlocks()
     blocks.data = small_volume().data
