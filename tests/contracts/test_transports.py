@@ -1,7 +1,7 @@
 """The contract suite against every transport of the proxy."""
 
 import numpy as np
-from transport import TransportContract, finish, request
+from tests.contracts.transport import TransportContract, finish, request
 
 from hyades.common.layout import BLOCK, Op
 from hyades.proxy.arena import allocate_arena

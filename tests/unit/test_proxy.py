@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rig import Rig, store_of
+from tests.reference.rig import Rig, store_of
 
 from hyades.common.checksum import crc32c
 from hyades.common.errors import UsageError
@@ -16,7 +16,7 @@ from hyades.common.ring import Ring
 from hyades.common.trace import ListSink
 from hyades.proxy.arena import allocate_arena
 from hyades.proxy.proxy import PROXY_WORKER, Proxy
-from hyades.proxy.transports.faulty import FaultPlan, FaultyTransport
+from hyades.proxy.transports.faulty import Fault, FaultPlan, FaultyTransport
 from hyades.proxy.transports.file import FileTransport
 from hyades.proxy.transports.mem import MemoryStore, MemTransport
 from hyades.proxy.transports.null import NullTransport
@@ -172,8 +172,6 @@ def test_flush_waits_for_the_writes_before_it():
 
 
 def test_flush_waits_for_a_write_that_is_retried():
-    from hyades.proxy.transports.faulty import Fault
-
     store = MemoryStore(128)
     faults = [Fault("io", op=Op.WRITE, times=2)]
     device = FaultyTransport(MemTransport(store), FaultPlan(faults=faults, delay=0.003))
@@ -272,9 +270,14 @@ def test_against_a_model(data):
     pages = 24
     store = store_of(pages)
     device = held(
-        store, limit=data.draw(st.integers(1, 6)) * BLOCK, depth=data.draw(st.integers(1, 20)),
-        reorder=True, delay=0.001, seed=data.draw(st.integers(0, 9)), accept=data.draw(st.integers(0, 3)),
-    )  # fmt: skip
+        store,
+        limit=data.draw(st.integers(1, 6)) * BLOCK,
+        depth=data.draw(st.integers(1, 20)),
+        accept=data.draw(st.integers(0, 3)),
+        seed=data.draw(st.integers(0, 9)),
+        reorder=True,
+        delay=0.001,
+    )
     model = store.data.reshape(pages, BLOCK).copy()
     with Rig([device], slots=40, page_blocks=1, jobs=40) as rig:
         rows = rig.arena.reshape(40, BLOCK)
@@ -315,7 +318,7 @@ def test_stop_without_drain_cancels_and_closes():
     device = held(store, delay=30.0, depth=8)
     rig = Rig([device], start=False, depth=8)
     rig.store = store
-    batch = rig.post(rig.reads(list(range(0, 40))))
+    batch = rig.post(rig.reads(list(range(39, -1, -1))))  # no neighbours
     rig.proxy.start()
     deadline = time.monotonic() + 10
     while rig.proxy.stats()["transfers"] < 8:
