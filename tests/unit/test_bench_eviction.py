@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from hyades.common.errors import UsageError
 from hyades.deploy.bench import policy_kernels as kernels
-from hyades.deploy.bench.graphs import GraphSpec, make_csc
 from hyades.deploy.bench.eviction import FRACTIONS, POLICIES, Topology, compare, simulate
+from hyades.deploy.bench.graphs import GraphSpec, make_csc
 
 KEYED = ("min-pending", "belady", "lru", "fifo")
 
