@@ -7,10 +7,12 @@ from typing import Any
 from hyades.common.errors import UsageError
 from hyades.common.units import parse_size
 from hyades.deploy.ingest.build import BuildOptions, build_graph
-from hyades.deploy.ingest.features import NAME, conversion_note
+from hyades.deploy.ingest.features import NAME
 from hyades.deploy.ingest.inputs import open_inputs
 from hyades.deploy.ingest.options import IngestOptions, IngestReport, PathLike
 from hyades.deploy.ingest.progress import Progress, silent
+from hyades.deploy.ingest.readers.context import Context
+from hyades.deploy.ingest.reorder import find_order
 from hyades.deploy.ingest.target import check_target, new_volume
 
 
@@ -48,26 +50,28 @@ def run_ingest(
     memory, page_size = parse_size(options.memory), parse_size(options.page_size)
     scratch = Path(options.scratch) if options.scratch is not None else _beside(path)
     timer = _Timer(progress)
-    inputs = open_inputs(options, scratch)
+    inputs = open_inputs(options, Context(scratch, memory, timer))
+    left = memory - inputs.held
+    order = find_order(inputs.edges, inputs.vertices, options.reorder, left, timer)
     build = BuildOptions(
-        memory=memory,
-        vertices=options.vertices,
+        memory=left,
+        vertices=inputs.vertices,
         range_rows=options.range_rows,
+        new_index=order.new_index,
+        reorder=options.reorder if order.new_index is not None else "none",
         undirected=options.undirected,
         allow_nonfinite=options.allow_nonfinite,
         scratch=scratch,
     )
     with new_volume(path, page_size, force=options.force) as volume:
         graph = build_graph(volume, inputs.edges, inputs.features, build, timer)
+        if inputs.original_ids is not None:
+            volume.write_table("original_ids", inputs.original_ids)
         timer("committing", 0, 1, "volume")
         features = volume.catalog.objects.get(NAME)
         nbytes = sum(info.nbytes for info in volume.catalog.objects.values())
     timer("committing", 1, 1, "volume")
-    notes = list(inputs.notes)
-    if inputs.features is None:
-        notes.append("no features: topology only")
-    elif (note := conversion_note(inputs.features)) is not None:
-        notes.append(note)
+    notes = inputs.notes if order.note is None else (*inputs.notes, order.note)
     return IngestReport(
         path=path,
         graph=graph,
@@ -76,7 +80,7 @@ def run_ingest(
         nbytes=nbytes,
         seconds=time.perf_counter() - began,
         phases=timer.seconds(),
-        notes=tuple(notes),
+        notes=notes,
     )
 
 

@@ -6,7 +6,6 @@ held; everything else is bounded by the budget.
 """
 
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,10 @@ from hyades.common.volume import Volume
 from hyades.deploy.ingest import kernels
 from hyades.deploy.ingest.buckets import KeySpace, MemoryRecords, SpilledRecords
 from hyades.deploy.ingest.budget import Budget, plan_memory
+from hyades.deploy.ingest.checks import refuse_ids
 from hyades.deploy.ingest.features import store_features
 from hyades.deploy.ingest.progress import Progress, silent
-from hyades.deploy.ingest.sources import EdgeBlock, EdgeSource, FeatureSource
+from hyades.deploy.ingest.sources import EdgeSource, FeatureSource
 from hyades.deploy.ingest.spill import SpillFile
 from hyades.deploy.ingest.tiles import TileWriter
 
@@ -194,7 +194,7 @@ class _Builder:
                 counts, totals, self._span,
             )  # fmt: skip
             if totals[kernels.BAD]:
-                self._refuse_ids(done, block, totals, blocks)
+                refuse_ids(self._edges.name, self.keys.vertices, done, block, blocks)
             if totals[kernels.NONFINITE] and not self._options.allow_nonfinite:
                 at = done + int(totals[kernels.FIRST_NONFINITE])
                 raise DataError(
@@ -210,23 +210,6 @@ class _Builder:
             done += size
             self._progress("reading edges", done, max(self._edges.edges, done), "edge")
         self._progress("reading edges", done, done, "edge")
-
-    def _refuse_ids(
-        self, before: int, block: EdgeBlock, totals: NDArray[np.int64], rest: Iterator[EdgeBlock]
-    ) -> None:
-        vertices = self.keys.vertices
-        count, at = int(totals[kernels.BAD]), int(totals[kernels.FIRST_BAD])
-        seen = before + block.source.size
-        for more in rest:
-            for_source = (more.source < 0) | (more.source >= vertices)
-            bad = for_source | (more.destination < 0) | (more.destination >= vertices)
-            count += int(np.count_nonzero(bad))
-            seen += more.source.size
-        raise DataError(
-            f"{self._edges.name}: {count:,} of {seen:,} edges have an id outside 0 to "
-            f"{vertices - 1:,}; the first is edge {before + at}: {block.source[at]} -> "
-            f"{block.destination[at]} (use --relabel for ids that are not 0 to V-1)"
-        )
 
     def sort_edges(self) -> None:
         """Pass 2: pages, directory, and the tables that go with them."""

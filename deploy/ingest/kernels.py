@@ -18,7 +18,7 @@ from hyades.common.layout import (
 
 SOURCE, DESTINATION, RANK, WEIGHT = 0, 1, 2, 3
 # What `scan_block` counts, by index of its `totals`.
-BAD, FIRST_BAD, LOOPS, KEPT, NONFINITE, FIRST_NONFINITE, TOTALS = 0, 1, 2, 3, 4, 5, 6
+BAD, LOOPS, KEPT, NONFINITE, FIRST_NONFINITE, TOTALS = 0, 1, 2, 3, 4, 5
 # Below this a segment is never split over two pages: one more touch of the state costs more than
 # the bytes left empty.
 _SPLIT_FROM = 1024
@@ -55,8 +55,6 @@ def scan_block(
         s = source[i]
         d = destination[i]
         if s < 0 or d < 0 or s >= vertices or d >= vertices:
-            if totals[BAD] == 0:
-                totals[FIRST_BAD] = i
             totals[BAD] += 1
             continue
         if weighted and not np.isfinite(weight[i]):

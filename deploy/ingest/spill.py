@@ -69,3 +69,7 @@ class SpillFile:
     def close(self) -> None:
         """Give the space back."""
         self._file.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.close()

@@ -100,6 +100,53 @@ def _layouts(shape: tuple[int, ...]) -> list[Layout]:
 
 
 @dataclass(frozen=True)
+class VectorEdges:
+    """Sources, destinations and perhaps weights, each a stored vector [E]."""
+
+    source: StoredArray
+    destination: StoredArray
+    weight: StoredArray | None = None
+    vertices: int | None = None
+
+    def __post_init__(self) -> None:
+        for array in (self.source, self.destination):
+            check_id_dtype(array.dtype, array.name)
+        for array in (self.destination, self.weight or self.source):
+            if array.shape != self.source.shape or len(array.shape) != 1:
+                raise DataError(
+                    f"{array.name}: {describe(array)} does not match {describe(self.source)}"
+                )
+
+    @property
+    def name(self) -> str:
+        """Path of the file."""
+        return self.source.name
+
+    @property
+    def edges(self) -> int:
+        """Number of edges."""
+        return self.source.shape[0]
+
+    @property
+    def weighted(self) -> bool:
+        """Whether there are weights."""
+        return self.weight is not None
+
+    def blocks(self, size: int) -> Iterator[EdgeBlock]:
+        """Yield all edges from the first, at most *size* at a time."""
+        for start in range(0, self.edges, size):
+            count = min(size, self.edges - start)
+            source, destination = (
+                to_ids(array.elements(start, count), self.name, start)
+                for array in (self.source, self.destination)
+            )
+            weight = None
+            if self.weight is not None:
+                weight = to_float32(self.weight.elements(start, count))
+            yield EdgeBlock(source, destination, weight)
+
+
+@dataclass(frozen=True)
 class CompressedEdges:
     """Neighbours of each vertex in turn: indptr [V + 1], indices [E].
 

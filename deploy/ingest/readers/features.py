@@ -11,10 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyades.common.errors import DataError, UsageError
+from hyades.deploy.ingest.readers.context import Context
+from hyades.deploy.ingest.readers.memory import as_array
 from hyades.deploy.ingest.readers.npy import parse_npy, starts_with_magic
 from hyades.deploy.ingest.readers.npz import Archive
 from hyades.deploy.ingest.readers.storage import FileBytes, StoredArray, describe, raw_array
-from hyades.deploy.ingest.sources import FeatureSource
+from hyades.deploy.ingest.readers.tensors import load_saved
+from hyades.deploy.ingest.readers.text import text_matrix
+from hyades.deploy.ingest.sources import ArrayFeatures, FeatureSource
 
 _USUAL_WIDTHS = (50, 64, 100, 128, 256, 300, 500, 512, 602, 768, 1024, 1433, 3703)
 
@@ -77,11 +81,19 @@ def parse_shape(text: str) -> tuple[int, int]:
 
 
 def open_features(
-    path: Path, choice: FeatureChoice, scratch: Path, vertices: int | None
+    path: Path, choice: FeatureChoice, context: Context, vertices: int | None
 ) -> FeatureSource:
     """Return the features in *path*; *vertices*, if known, only helps to explain a raw file."""
     if path.suffix == ".npz":
-        return stored_features(_npz_member(Archive(path, scratch), choice.key))
+        return stored_features(_npz_member(Archive(path, context.scratch), choice.key))
+    if path.suffix in (".parquet", ".pq"):
+        from hyades.deploy.ingest.readers.parquet import parquet_features  # pyarrow is large
+
+        return parquet_features(path, choice.key)
+    if path.suffix in (".pt", ".pth"):
+        return ArrayFeatures(as_array(_member(load_saved(path), choice.key, path), str(path)))
+    if path.suffix in (".csv", ".tsv", ".txt", ".gz"):
+        return stored_features(text_matrix(path, context))
     file = FileBytes(path)
     if choice.shape is None and starts_with_magic(file, 0, file.size):
         return stored_features(parse_npy(file, str(path), 0, file.size))
@@ -90,6 +102,15 @@ def open_features(
     if choice.shape is None or choice.dtype is None:
         raise UsageError(_explain_raw(path, file.size, choice.dtype, vertices))
     return stored_features(raw_array(path, choice.shape, choice.dtype))
+
+
+def _member(saved: Any, key: str | None, path: Path) -> Any:
+    if not isinstance(saved, dict):
+        return saved
+    if (key or "x") in saved:
+        return saved[key or "x"]
+    keys = ", ".join(str(name) for name in saved)
+    raise UsageError(f"{path}: which entry holds the features? Pass --feature-key: {keys}")
 
 
 def _npz_member(archive: Archive, key: str | None) -> StoredArray:

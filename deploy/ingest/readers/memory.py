@@ -1,14 +1,25 @@
 """Graphs that a Python caller holds: arrays, torch tensors, a PyG Data object (duck-typed)."""
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hyades.common.errors import UsageError
-from hyades.deploy.ingest.readers.dispatch import EdgeInput
 from hyades.deploy.ingest.readers.edges import Layout, check_id_dtype
-from hyades.deploy.ingest.sources import ArrayEdges, ArrayFeatures
+from hyades.deploy.ingest.sources import ArrayEdges, ArrayFeatures, EdgeSource, FeatureSource
+
+
+@dataclass(frozen=True)
+class EdgeInput:
+    """Edges and what came with them: features (open, or where), V, what the user should know."""
+
+    edges: EdgeSource
+    features: FeatureSource | Path | None = None
+    notes: tuple[str, ...] = ()
+    vertices: int | None = None
 
 
 def as_array(value: Any, name: str) -> NDArray[Any]:
@@ -21,18 +32,20 @@ def as_array(value: Any, name: str) -> NDArray[Any]:
     return array
 
 
-def array_edges(value: Any, layout: Layout | None, vertices: int | None = None) -> ArrayEdges:
+def array_edges(
+    value: Any, layout: Layout | None, vertices: int | None = None, name: str = "edges"
+) -> ArrayEdges:
     """Return the edges of edge_index [2, E]; [E, 2] only with *layout* "pairs"."""
-    array = as_array(value, "edges")
-    check_id_dtype(array.dtype, "edges")
+    array = as_array(value, name)
+    check_id_dtype(array.dtype, name)
     if layout == "pairs":
         array = array.T
     if array.ndim != 2 or array.shape[0] != 2:
         raise UsageError(
-            f"edges: an array of shape {array.shape} is no edge_index [2, E] "
+            f"{name}: an array of shape {array.shape} is no edge_index [2, E] "
             '(edge_layout="pairs" takes [E, 2])'
         )
-    return ArrayEdges(array[0], array[1], None, vertices, "edges")
+    return ArrayEdges(array[0], array[1], None, vertices, name)
 
 
 def data_edges(data: Any) -> EdgeInput:
