@@ -36,7 +36,7 @@ from hyades.gpu_side.models.ir import Model
 from hyades.gpu_side.models.loader import load_model
 from hyades.gpu_side.plan import PlanRequest, RunPlan, parse_forced, plan_run
 from hyades.gpu_side.program import lower_model
-from hyades.gpu_side.refresh import Refresh, RunOptions, drop_run
+from hyades.gpu_side.refresh import Refresh, RunOptions, drop_run, reserve_run
 from hyades.gpu_side.topology import Topology, load_topology
 from hyades.gpu_side.vertices import load_vertices
 from hyades.proxy.proxy import Proxy
@@ -235,6 +235,8 @@ def refresh(
         _take_up(store, out, mark, resume)
         watch = assemble.MemoryWatch()
         events = _ProgressSink(progress, sink, len(prepared.plan.stages))
+        if not resume:
+            reserve_run(store, prepared.plan, out, mark)
         devices = assemble.open_devices(handle.url, prepared.plan)
         ring = Ring.create(RING_SLOTS)
         proxy = Proxy(
@@ -251,7 +253,6 @@ def refresh(
         )  # fmt: skip
         proxy.start()
         try:
-            run.prepare(mark, resume)
             run.run()
         finally:
             # An interrupted run leaves nothing behind that still writes.

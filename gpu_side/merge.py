@@ -1,8 +1,9 @@
 """Merge the log of a stage: per group, join logged rows to fresh lane states, then finalise.
 
-Workers share out a group's lanes by lane number modulo workers; each goes through all pages of the
-group in order and takes its own lanes' rows.  So a destination's parts join in sequence whatever the
-number of workers, and a worker needs no other worker's states.
+Workers share out the state slots by slot number modulo workers; each goes through all pages of a
+group in order and takes the rows of lanes in its own slots.  So a destination's parts join in
+sequence whatever the number of workers, and a worker that is a group ahead touches no slot that
+another still merges into.
 """
 
 import threading
@@ -36,7 +37,7 @@ def merge_page(
     for index in range(rows):
         vertex = np.int64(np.uint32(words[page + index]))
         lane_index = vertex // g[W.G_RANGE]
-        if lane_index % workers != worker:
+        if homes[lane_index] % workers != worker:
             continue
         local = vertex - lane_index * g[W.G_RANGE]
         out = g[W.G_STATE_AT] + homes[lane_index] * size + local * g[W.G_STATE_STRIDE]
@@ -116,7 +117,8 @@ class LogMerge:
         g = self.scan.tables.g
         for group in range(self.group_count):
             mine = self.lanes[
-                (self.lanes // self.per_group == group) & (self.lanes % self.workers == worker)
+                (self.lanes // self.per_group == group)
+                & (self.homes[self.lanes] % self.workers == worker)
             ]
             for lane in mine:
                 clear_lane(g, self.scan.floats, int(lane), int(self.homes[lane]))

@@ -64,6 +64,9 @@ class Candidate:
     bytes_read: int
     bytes_written: int
     seconds: float
+    arithmetic: float = (
+        0.0  # seconds of one worker: the choice must not depend on how many there are
+    )
     groups: tuple[tuple[int, int], ...] = ()  # lane ranges, one a pass
     windows: Windows | None = None
     sizes: ScanSizes | None = None
@@ -224,11 +227,14 @@ class _StagePlanner:
             read += log_pages * LOG_PAGE
             written += log_pages * LOG_PAGE
         candidate = Candidate(
-            name, project_first, fits, memory + pinned * sizes.input_chunk, read, written, 0.0,
+            name, project_first, fits, memory + pinned * sizes.input_chunk, read, written, 0.0, 0.0,
             groups, windows, sizes, buffers, slots, pinned, log_pages,
             "" if fits else f"needs {format_size(memory + sizes.temporaries)} of memory",
         )  # fmt: skip
-        return replace(candidate, seconds=self._seconds(candidate, chunks_read))
+        arithmetic = self._arithmetic(candidate, chunks_read)
+        storage = candidate.bytes_moved / self.request.rates.storage
+        seconds = max(arithmetic / self.request.workers, storage)
+        return replace(candidate, seconds=seconds, arithmetic=arithmetic)
 
     def _bytes_read(
         self, groups: tuple[tuple[int, int], ...], pinned: int, sizes: ScanSizes
@@ -252,7 +258,7 @@ class _StagePlanner:
         rows = np.add.reduceat(windows.logged_rows, starts)
         return int(np.sum(-(-rows // sizes.log_rows)))
 
-    def _seconds(self, candidate: Candidate, chunks_read: int) -> float:
+    def _arithmetic(self, candidate: Candidate, chunks_read: int) -> float:
         rates, graph = self.request.rates, self.request.graph
         sizes = candidate.sizes
         assert sizes is not None
@@ -266,8 +272,7 @@ class _StagePlanner:
             flops += 2.0 * graph.vertices * self.conv.neighbour.weight.numel()
         if self.conv.root is not None:
             flops += 2.0 * graph.vertices * self.conv.root.weight.numel()
-        compute = (adds / rates.adds + flops / rates.products) / self.request.workers
-        return max(compute, candidate.bytes_moved / rates.storage)
+        return adds / rates.adds + flops / rates.products
 
     def groups(self, passes: int) -> tuple[tuple[int, int], ...]:
         """Return *passes* runs of lanes of nearly equal length."""
@@ -374,7 +379,7 @@ def _plan_stage(
     chosen = min(fitting, key=lambda c: (c.bytes_moved, c.seconds, c.memory))
     # A little more traffic is worth much less arithmetic.
     close = [c for c in fitting if c.bytes_moved <= 1.01 * chosen.bytes_moved]
-    chosen = min(close, key=lambda c: (c.seconds, c.bytes_moved, c.memory))
+    chosen = min(close, key=lambda c: (c.arithmetic, c.bytes_moved, c.memory))
     if stage.index in kept:
         written = chosen.bytes_written - _object_bytes(output)
         chosen = replace(chosen, bytes_written=written)

@@ -70,6 +70,28 @@ def running_name(run: str, stage: int, last: int) -> str:
     return f"running/{run}/output" if stage == last else f"running/{run}/hidden-{stage}"
 
 
+def reserve_run(volume: Volume, plan: RunPlan, name: str, fingerprint: str) -> None:
+    """Make room for every object of a run and commit it as running; UsageError on a full disk."""
+    graph = volume.catalog.graph
+    assert graph is not None
+    last = len(plan.stages) - 1
+    try:
+        for stage in plan.stages:
+            if not stage.keeps_output:
+                volume.allocate_rows(
+                    running_name(name, stage.stage.index, last), f"float{8 * stage.output_itemsize}",
+                    graph.vertices, stage.stage.width, graph.range_rows,
+                )  # fmt: skip
+        log_pages = max(s.chosen.log_pages for s in plan.stages)
+        if log_pages:
+            volume.allocate_pages(f"running/{name}/log", log_pages, LOG_PAGE)
+        volume.catalog.runs[name] = RunInfo(name, "running", fingerprint)
+        volume.commit()
+    except BaseException:
+        volume.rollback()
+        raise
+
+
 class Refresh:
     """One run over a volume; see the module."""
 
@@ -98,27 +120,13 @@ class Refresh:
         self._partial_sums = MomentSums.empty(topology.chunks)
         self._commit_due = 0.0
         self._memory_lba = 0
+        self._open_stores()
 
     # --- objects
 
-    def prepare(self, fingerprint: str, resume: bool) -> None:
-        """Make room for the run and commit it, or take up the one that is there."""
-        volume, name = self.volume, self.options.name
-        if not resume:
-            for stage in self.plan.stages:
-                if not stage.keeps_output:
-                    volume.allocate_rows(
-                        running_name(name, stage.stage.index, self.last),
-                        f"float{8 * stage.output_itemsize}", self.graph.vertices,
-                        stage.stage.width, self.graph.range_rows,
-                    )  # fmt: skip
-            log_pages = max(s.chosen.log_pages for s in self.plan.stages)
-            if log_pages:
-                volume.allocate_pages(f"running/{name}/log", log_pages, LOG_PAGE)
-            volume.catalog.runs[name] = RunInfo(name, "running", fingerprint)
-            self._commit()
-        features = volume.object(self.graph.features)
-        table = volume.page_table(self.graph.features)
+    def _open_stores(self) -> None:
+        features = self.volume.object(self.graph.features)
+        table = self.volume.page_table(self.graph.features)
         self.stores[FEATURES] = volume_store(features, 0, VOLUME_DEVICE, table)
         for stage in self.plan.stages:
             self.stores[stage.stage.index] = self._output_store(stage)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hyades.common.errors import DataError, UsageError
-from hyades.gpu_side.models.rowops import checked
+from hyades.gpu_side.models.rowops import ROUNDED, checked
 
 # What torch.load raises on damaged files of either format, found by flipping bytes.
 _DAMAGE = (
@@ -45,6 +45,8 @@ def read_tensors(path: Path, prefix: str = "") -> tuple[dict[str, Tensor], list[
     loaded = _safetensors(path) if path.suffix == ".safetensors" else _torch(path)
     notes: list[str] = []
     tensors = _tensors_only(loaded, path, notes)
+    if any(tensor.dtype == torch.float64 for tensor in tensors.values()):
+        notes.append(ROUNDED)
     if prefix:
         kept = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
         if not kept:

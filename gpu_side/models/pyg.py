@@ -6,14 +6,17 @@ Classes are recognised by name, so torch_geometric is never imported here.  The 
 module computes after ``.eval()``.
 """
 
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from hyades.common.errors import UsageError
 from hyades.gpu_side.models import parts
 from hyades.gpu_side.models.ir import Activation, Conv, Model, Normalize, RowOp
 from hyades.gpu_side.models.rowops import (
+    ROUNDED,
     activation,
     checked,
     class_name,
@@ -43,9 +46,11 @@ def from_module(module: nn.Module) -> Model:
         return from_module(getattr(module, _WRAPPERS[full]))
     short = type(module).__name__
     notes = ["in eval mode, as after .eval()"] if module.training else []
+    if any(p.dtype == torch.float64 for p in module.parameters()):
+        notes.append(ROUNDED)
     if full.startswith("torch_geometric.nn.models.basic_gnn."):
         model = _zoo(module, short)
-    elif full == "torch_geometric.nn.sequential.Sequential" or short.startswith("Sequential_"):
+    elif full == "torch_geometric.nn.sequential.Sequential":
         model = _sequential(module)
     elif full.startswith("torch_geometric.nn.conv."):
         layer = conv(module, "module")
@@ -71,6 +76,11 @@ def _zoo(gnn: Any, short: str) -> Model:
         )
     act = activation(gnn.act, "act")
     norms = gnn.norms if gnn.norms is not None else [None] * len(gnn.convs)
+    if not len(gnn.convs) == len(norms) == gnn.num_layers:
+        raise UsageError(
+            f"{short}: {len(gnn.convs)} layers and {len(norms)} norms, but num_layers = "
+            f"{gnn.num_layers}; the module was changed after it was made"
+        )
     layers = []
     for i, (module, norm) in enumerate(zip(gnn.convs, norms, strict=True)):
         layer = conv(module, f"convs.{i}")
@@ -153,7 +163,10 @@ def _gat(module: Any, path: str, name: str) -> Conv:
 
 
 def _sequential(module: Any) -> Model:
-    """PyG's Sequential, where every step takes the result of the one before."""
+    """PyG's Sequential, where every step takes the result of the one before.
+
+    A GCNConv uses edge weights where its header passes a third argument.
+    """
     inputs = list(module.signature.param_dict)
     layers: list[Conv] = []
     current = inputs[0]
@@ -168,7 +181,8 @@ def _sequential(module: Any) -> Model:
             )
         current = child.return_names[0]
         if class_name(step).startswith("torch_geometric.nn.conv."):
-            layers.append(conv(step, child.name))
+            layer = conv(step, child.name)
+            layers.append(replace(layer, edge_weight=layer.edge_weight and _weighted(child, step)))
             continue
         ops = row_ops(step, child.name)
         if ops and not layers:
@@ -181,3 +195,13 @@ def _sequential(module: Any) -> Model:
     if not layers:
         raise UsageError("this Sequential has no convolution")
     return Model(tuple(layers))
+
+
+def _weighted(child: Any, step: Any) -> bool:
+    """Whether a step of a Sequential passes edge weights; UsageError for other arguments."""
+    extra = child.param_names[2:]
+    if len(extra) > 1 or (extra and type(step).__name__ not in ("GCNConv", "GATConv")):
+        raise UsageError(
+            f"{child.name} ({type(step).__name__}): the arguments {', '.join(extra)} are not supported"
+        )
+    return bool(extra)

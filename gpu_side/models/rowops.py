@@ -62,6 +62,9 @@ _FUNCTIONS: dict[Callable[..., Any], str] = {
 }
 
 
+ROUNDED = "weights of float64 are rounded to float32"
+
+
 def checked(value: Tensor, name: str) -> Tensor:
     """Return a float32 CPU copy of a weight.
 
