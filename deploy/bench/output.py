@@ -25,7 +25,9 @@ def peers_table(rows: Sequence[Row]) -> str:
         columns = table(head, [_peer_cells(row) for row in chosen]).splitlines()
         width = max(map(len, columns))
         notes = ["notes", *map(_peer_notes, chosen)]
-        lines = [f"{line:{width}}  {note}" for line, note in zip(columns, notes, strict=True)]
+        lines = [
+            f"{line:{width}}  {note}".rstrip() for line, note in zip(columns, notes, strict=True)
+        ]
         blocks.append("\n".join([title, *lines]))
         reference = next((row.reference for row in chosen if row.reference), "")
         prepared = next((row.prepared for row in chosen if row.prepared is not None), None)

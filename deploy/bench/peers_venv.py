@@ -35,9 +35,9 @@ def peers_ready(venv: Path) -> str | None:
     """Return None when the environment is complete and current, or the reason and the fix."""
     stamp = venv / _STAMP
     if not stamp.exists():
-        return f"no peers' environment in {venv}: run `make bench` or `hyades bench peers_venv`"
+        return f"no peers' environment in {venv}: run `make bench` or `hyades bench peers-venv`"
     if json.loads(stamp.read_text())["key"] != _key():
-        return f"{venv} was made for other versions: run `hyades bench peers_venv`"
+        return f"{venv} was made for other versions: run `hyades bench peers-venv`"
     return None
 
 

@@ -19,6 +19,7 @@ from hyades.deploy.bench.weights import ModelSpec, WeightFiles, write_weights
 from hyades.deploy.report.write import read_report
 
 _WORKER = Path(__file__).with_name("peer_worker.py")
+_WORKER_COMMAND = (sys.executable, "-m", "hyades.deploy.bench.refresh_worker")
 _SAMPLED_ROWS = 20_000
 # PyG's inference() keeps about 0.45 KB an edge; above this it would not fit a 24 GiB machine.
 _INFERENCE_EDGES = 20_000_000
@@ -159,7 +160,7 @@ class Peer:
 
 
 class Hyades:
-    """`hyades refresh` as a user runs it; ingest is measured once for each graph."""
+    """`hyades refresh`, unchanged, in refresh_worker.py; ingest is measured once for each graph."""
 
     name = "hyades"
     confined = True
@@ -185,15 +186,16 @@ class Hyades:
             volume.parent.mkdir(parents=True, exist_ok=True)
             volume.unlink(missing_ok=True)
             command = [
-                _cli(), "ingest", "--edges", str(files.directory), "--features",
-                str(files.features), "--memory", "1GiB", str(volume),
+                _cli(), "ingest", "--edges", str(files.indptr), "--edges", str(files.indices),
+                "--features", str(files.features), "--memory", "1GiB", str(volume),
             ]  # fmt: skip
             self._ingested[case.graph] = run_measured(command)
         return self._ingested[case.graph]
 
     def command(self, case: Case, work: Workplace) -> list[str]:
         """Return the command line."""
-        return [_cli(), "refresh", str(work.volume(case.graph)), *self.options(case, work)]
+        volume, result = str(work.volume(case.graph)), str(work.scratch / "result.json")
+        return [*_WORKER_COMMAND, result, volume, *self.options(case, work)]
 
     def options(self, case: Case, work: Workplace) -> list[str]:
         """Return the options of `hyades refresh`."""
@@ -206,14 +208,15 @@ class Hyades:
         return options if case.plan is None else [*options, "--plan", case.plan]
 
     def detail(self, work: Workplace) -> Detail:
-        """Read report.json."""
+        """Read the worker's result, and the plan and phases from report.json."""
+        result = json.loads((work.scratch / "result.json").read_text())
         report = read_report(work.scratch / "report.json")
         phases: dict[str, float] = {}
         for phase in report.phases:
             phases[phase.name] = phases.get(phase.name, 0.0) + phase.seconds / phase.workers
         plans = dict.fromkeys(stage.plan for stage in report.stages)
         return Detail(
-            report.seconds, report.traffic.read, report.traffic.written, phases,
+            result["seconds"], result["read_bytes"], result["written_bytes"], phases,
             [f"plan {', '.join(plans)}"], report.traffic.predicted_read,
             report.traffic.predicted_written,
         )  # fmt: skip
@@ -234,10 +237,9 @@ class HyadesInMemory(Hyades):
     confined = False  # the copy itself would not fit
 
     def command(self, case: Case, work: Workplace) -> list[str]:
-        """Return the command of compute_alone.py."""
-        volume = str(work.volume(case.graph))
-        module = "hyades.deploy.bench.compute_alone"
-        return [sys.executable, "-m", module, volume, *self.options(case, work)]
+        """Return the command line with the copy in memory."""
+        volume, result = str(work.volume(case.graph)), str(work.scratch / "result.json")
+        return [*_WORKER_COMMAND, "--in-memory", result, volume, *self.options(case, work)]
 
     def sample(self, _case: Case, _work: Workplace) -> None:
         """Keep nothing: the output went with the process."""

@@ -79,14 +79,10 @@ def write_weights(spec: ModelSpec, directory: Path) -> WeightFiles:
     files = WeightFiles(directory / "weights.npz", directory / "model.toml")
     np.savez(files.npz, **arrays)
     save_file(pyg_state(spec), directory / "weights.safetensors")
-    hidden = spec.widths[1]
+    # What the keys tell (channels, layers) is left out; PyG asks that `jk` be said.
     files.model.write_text(
-        f'model = "{"GraphSAGE" if spec.kind == "sage" else "GCN"}"\n'
-        f'weights = "weights.safetensors"\n'
-        f"in_channels = {spec.widths[0]}\n"
-        f"hidden_channels = {hidden}\n"
-        f"num_layers = {spec.layers}\n"
-        f"out_channels = {spec.widths[-1]}\n"
-        f'act = "relu"\n'
+        f'class = "{"GraphSAGE" if spec.kind == "sage" else "GCN"}"\n'
+        'weights = "weights.safetensors"\n\n'
+        '[kwargs]\nact = "relu"\njk = "none"\n'
     )
     return files
