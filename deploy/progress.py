@@ -11,6 +11,7 @@ Report = Callable[[str, int, int, str], None]  # phase, done, total, unit
 
 # Units that are shown as sizes; the others are counted (k, M, G).
 _BYTES = {"B", "byte", "bytes"}
+_COUNTED_UP_TO = 10_000  # beyond that 12.3k is easier to read
 
 
 class ProgressBar:
@@ -23,18 +24,21 @@ class ProgressBar:
         self.stream = stream or sys.stderr
         self.enabled = self.stream.isatty() if force is None else force
         self._phase = ""
+        self._finished: tuple[str, int] | None = None
         self._bar: tqdm[Any] | None = None
 
     def __call__(self, phase: str, done: int, total: int, unit: str) -> None:
         """Show that *done* of *total* units of *phase* are behind."""
-        if not self.enabled:
+        if not self.enabled or (done >= total and (phase, total) == self._finished):
             return
         if self._bar is None or phase != self._phase or total != self._bar.total:
             self._start(phase, total, unit)
         assert self._bar is not None
         self._bar.update(done - self._bar.n)
+        self._finished = None
         if done >= total:
             self.close()
+            self._finished = phase, total
 
     def close(self) -> None:
         """End the line of the current phase."""
@@ -61,7 +65,7 @@ class ProgressBar:
             desc=phase,
             total=total,
             unit="B" if size else f" {unit}",
-            unit_scale=True,
+            unit_scale=size or total >= _COUNTED_UP_TO,
             unit_divisor=1024 if size else 1000,
             file=self.stream,
             mininterval=0.2,
