@@ -38,10 +38,10 @@ KEPT_FAILURES = 64
 _BATCH = 64  # requests that one round takes
 _REAP = 16  # completions that one round takes: checksums must not keep the devices waiting
 _GROUP = 256 * KIB  # bytes that are checked before their pages are published
-_WAIT = 200e-6  # seconds in a device's wait before the ring is looked at again
-_SPINS = 64
-_DOZE = 50_000  # nanoseconds
-_NAPS = 40  # naps before the thread looks whether it should stop
+# How long it sleeps grows with each fruitless round: waking costs the workers' cores 10-20 us.
+_WAIT, _LONGEST_WAIT = 100e-6, 1e-3  # seconds in a device's wait, which a completion ends
+_NAP, _LONGEST_NAP = 50_000, 800_000  # nanoseconds between two looks at an empty ring
+_SPINS, _NAPS = 64, 20  # looks before the first nap; naps in a round
 _CHECK, _MAKE = int(RequestFlag.CHECK_CRC), int(RequestFlag.MAKE_CRC)
 
 
@@ -76,6 +76,7 @@ class Proxy:
         self._failed = self._crc_retries = self._crc_failures = 0
         self._io_wait = self._idle = 0.0
         self._busy_since = 0.0
+        self._quiet = 0  # rounds without progress
         self._error: BaseException | None = None
         self._draining = np.zeros(1, np.int64)
         self._cancelling = False
@@ -187,7 +188,9 @@ class Proxy:
                 moved += self._issue(index)
             for index in range(count):
                 moved += self._reap(index)
-            if not moved and not self._rest():
+            if moved:
+                self._quiet = 0
+            elif not self._rest():
                 return
 
     def _admit(self) -> int:
@@ -303,15 +306,18 @@ class Proxy:
     def _rest(self) -> bool:
         """Wait for something to do; return False when there will be nothing any more."""
         begin = time.perf_counter()
+        quiet = self._quiet
+        self._quiet = min(quiet + 1, 10)
         if self._shared[t.G_ACTIVE]:
             running = self._devices[:, t.D_DEPTH] - self._devices[:, t.D_FREE]
-            self.devices[int(np.argmax(running))].wait(_WAIT)
+            self.devices[int(np.argmax(running))].wait(min(_WAIT * 2**quiet, _LONGEST_WAIT))
             self._io_wait += time.perf_counter() - begin
             return True
         self._trace()
         if self._draining[0]:
             return False
-        _idle(self.ring.words.reshape(-1), self.ring.control, self._draining)
+        nap = min(_NAP << quiet, _LONGEST_NAP)
+        _idle(self.ring.words.reshape(-1), self.ring.control, self._draining, nap)
         self._idle += time.perf_counter() - begin
         return True
 
@@ -355,8 +361,8 @@ def _failure(row: list[int]) -> Failure:
 
 
 @jit
-def _idle(words: Any, control: Any, draining: Any) -> None:
-    """Sleep until the ring has a record; return after a few milliseconds at the latest."""
+def _idle(words: Any, control: Any, draining: Any, nap: Any) -> None:
+    """Sleep until the ring has a record, at most _NAPS times *nap* nanoseconds."""
     capacity = words.shape[0] >> 3
     head = ld_relaxed(control, HEAD)
     place = (head & (capacity - 1)) << 3
@@ -366,4 +372,4 @@ def _idle(words: Any, control: Any, draining: Any) -> None:
         if turn < _SPINS:
             pause(0)
         else:
-            doze(_DOZE)
+            doze(nap)

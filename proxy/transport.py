@@ -53,5 +53,5 @@ class Transport(Protocol):
 
     def close(self) -> None: ...
     def stats(self) -> dict[str, Any]:
-        """Return counters: at least bytes_read, bytes_written, requests, errors."""
+        """Return at least bytes_read, bytes_written, requests, errors and the text describe."""
         ...

@@ -98,16 +98,16 @@ class TransportBlocks:
         self._execute(op, self._requests(op, lba + start // BLOCK, stop - start))
 
     def _execute(self, op: Op, records: Any) -> None:
-        left = records
+        left, status = records, np.full(len(records), Status.IO, np.int32)
         for _ in range(_ATTEMPTS):
-            status = self._once(left)
-            failed = status != Status.OK
-            if not failed.any():
-                return
-            left, status = left[failed], status[failed]
             if not np.isin(status, _RETRIED).all():
                 break
             left["cookie"] = np.arange(len(left))
+            status = self._once(left)
+            failed = status != Status.OK
+            left, status = left[failed], status[failed]
+            if not len(left):
+                return
         first = int(np.argmin(status))
         raise self._error(op, int(left["lba"][first]), Status(int(status[first])))
 

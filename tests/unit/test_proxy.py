@@ -374,7 +374,7 @@ def test_an_idle_proxy_leaves_the_cores_alone():
         before = time.process_time()
         time.sleep(0.5)
         used = time.process_time() - before
-        assert used < 0.1, f"{used / 0.5:.0%} of a core while idle"
+        assert used < 0.05, f"{used / 0.5:.0%} of a core while idle"
         begin = time.perf_counter()
         rig.run(rig.request(Op.READ, 0))
         assert time.perf_counter() - begin < 0.1
