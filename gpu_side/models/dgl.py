@@ -22,6 +22,7 @@ from hyades.gpu_side.models.ir import (
     RowOp,
 )
 from hyades.gpu_side.models.pyg_state import layer_name
+from hyades.gpu_side.models.schema import OpSpec
 from hyades.gpu_side.models.specs import sequence_ops, spec_ops
 
 DGL_OPTIONS = {
@@ -132,7 +133,7 @@ def _sage(w: Weights, prefix: str, name: str, options: dict[str, Any]) -> Conv:
 def _gin(w: Weights, prefix: str, name: str, options: dict[str, Any]) -> Conv:
     """apply_func((1 + eps) x + sum, mean or max)."""
     aggr = parts.aggregate(name, options.get("aggregator_type", "sum"), ("sum", "mean", "max"))
-    specs = options.get("apply_func")
+    specs: list[OpSpec] | None = options.get("apply_func")
     if specs is None and w.has(f"{prefix}apply_func.weight"):
         specs = [{"op": "linear", "key": ""}]
     if specs is None:

@@ -182,7 +182,7 @@ def _sequential(module: Any) -> Model:
         current = child.return_names[0]
         if class_name(step).startswith("torch_geometric.nn.conv."):
             layer = conv(step, child.name)
-            layers.append(replace(layer, edge_weight=layer.edge_weight and _weighted(child, step)))
+            layers.append(replace(layer, edge_weight=_weighted(child, step) and layer.edge_weight))
             continue
         ops = row_ops(step, child.name)
         if ops and not layers:
@@ -202,6 +202,7 @@ def _weighted(child: Any, step: Any) -> bool:
     extra = child.param_names[2:]
     if len(extra) > 1 or (extra and type(step).__name__ not in ("GCNConv", "GATConv")):
         raise UsageError(
-            f"{child.name} ({type(step).__name__}): the arguments {', '.join(extra)} are not supported"
+            f"{child.name} ({type(step).__name__}): the arguments {', '.join(extra)} are not "
+            "supported"
         )
     return bool(extra)

@@ -1,5 +1,6 @@
 """Row operations from names in a model file and tensors in a state dict."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,7 +144,9 @@ def _nothing_else(table: dict[str, Any], where: str, op: str) -> None:
         raise UsageError(f"{where}: {op} takes no {', '.join(sorted(table))}")
 
 
-def sequence_ops(specs: list[OpSpec], weights: Weights, base: str, where: str) -> tuple[RowOp, ...]:
+def sequence_ops(
+    specs: Sequence[OpSpec], weights: Weights, base: str, where: str
+) -> tuple[RowOp, ...]:
     """Return the row operations of a list; an entry without a key uses its number in it."""
     ops: list[RowOp] = []
     for i, spec in enumerate(specs):

@@ -221,7 +221,8 @@ def test_gin_with_any_mlp(mlp: str, aggr: str) -> None:
     "layer",
     [
         pyg.GCNConv(5, 4), pyg.SAGEConv(5, 4, aggr="max"), pyg.GATConv(5, 4, heads=3),
-        pyg.GATConv(5, 4, heads=3, concat=False, residual=True), pyg.SAGEConv(5, 4, normalize=True, project=True),
+        pyg.GATConv(5, 4, heads=3, concat=False, residual=True),
+        pyg.SAGEConv(5, 4, normalize=True, project=True),
     ],
     ids=str,
 )  # fmt: skip
@@ -255,6 +256,12 @@ def test_sequential_with_edge_weights() -> None:
     check(randomised(module), graph, torch.rand(graph[1].shape[1]))
 
 
+def test_sequential_without_edge_weights_ignores_those_of_the_volume() -> None:
+    module = pyg.Sequential("x, edge_index", [(pyg.GCNConv(5, 3), "x, edge_index -> x")])
+    assert not load_model(module).layers[0].edge_weight
+    assert load_model(pyg.GCNConv(5, 3)).layers[0].edge_weight
+
+
 def test_wrapped_modules_and_training_mode() -> None:
     module = randomised(zoo("GCN", {"dropout": 0.5, "norm": "batch_norm"}))
     graph = messy_graph()
@@ -283,9 +290,9 @@ def test_the_model_is_a_snapshot() -> None:
 def test_weights_of_other_types(dtype: torch.dtype) -> None:
     module = randomised(zoo("GCN", {})).to(dtype)
     model = load_model(module)
-    assert all(
-        layer.neighbour.weight.dtype == torch.float32 for layer in model.layers if layer.neighbour
-    )
+    maps = [layer.neighbour for layer in model.layers]
+    assert all(linear is not None and linear.weight.dtype == torch.float32 for linear in maps)
+    assert ("rounded to float32" in model.description) == (dtype == torch.float64)
     graph = messy_graph()
     x = features(graph[0], 5)
     with torch.no_grad():

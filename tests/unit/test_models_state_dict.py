@@ -140,7 +140,7 @@ def test_safetensors_and_dotted_class(tmp_path: Path, cls: str) -> None:
 
 
 def test_prelu_of_gin_in_safetensors_without_shared_tensors(tmp_path: Path) -> None:
-    """The safetensors format keeps one name of shared tensors; the slope is under one of several."""
+    """The safetensors format keeps one name of shared tensors: the slope is under one only."""
     module = build("GIN", {"act": "prelu", "norm": "batch_norm"})
     tensors = {k: v for k, v in module.state_dict().items() if not k.endswith("nn.act.weight")}
     save_file(tensors, tmp_path / "w.safetensors")
@@ -169,7 +169,7 @@ DEFAULTS = [
 
 @pytest.mark.parametrize(("cls", "made"), DEFAULTS, ids=str)
 def test_bare_checkpoint_and_described_file(tmp_path: Path, cls: str, made: dict[str, Any]) -> None:
-    """Where PyG's defaults hold, the file alone is enough, and so is the model file it describes."""
+    """Where PyG's defaults hold, the file alone is enough, and so is its described model file."""
     module = build(cls, made)
     torch.save(module.state_dict(), tmp_path / "w.pt")
     expected = output(load_model(module))
@@ -205,7 +205,7 @@ def test_description_lists_what_is_assumed(tmp_path: Path) -> None:
 
 def test_what_keys_cannot_tell_must_be_given(tmp_path: Path) -> None:
     torch.save(build("GCN", {"jk": "max"}).state_dict(), tmp_path / "w.pt")
-    with pytest.raises(UsageError, match="do not tell jk .*'last' or 'max'"):
+    with pytest.raises(UsageError, match=r"do not tell jk .*'last' or 'max'"):
         load_model(tmp_path / "w.pt")
     torch.save(build("GAT", {"heads": 2, "bias": False}).state_dict(), tmp_path / "w.pt")
     with pytest.raises(UsageError, match="do not tell out_channels"):
