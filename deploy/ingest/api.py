@@ -13,7 +13,7 @@ from hyades.deploy.ingest.options import IngestOptions, IngestReport, PathLike
 from hyades.deploy.ingest.progress import Progress, silent
 from hyades.deploy.ingest.readers.context import Context
 from hyades.deploy.ingest.reorder import find_order
-from hyades.deploy.ingest.target import check_target, new_volume
+from hyades.deploy.ingest.target import as_path, check_target, new_volume
 
 
 def ingest(
@@ -45,7 +45,7 @@ def run_ingest(
 ) -> IngestReport:
     """Make the volume *target* as *options* say; errors as for `ingest`."""
     began = time.perf_counter()
-    path = Path(target)
+    path = as_path(target)
     check_target(path, force=options.force)
     memory, page_size = parse_size(options.memory), parse_size(options.page_size)
     scratch = Path(options.scratch) if options.scratch is not None else _beside(path)

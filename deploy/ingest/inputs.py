@@ -14,7 +14,12 @@ from hyades.deploy.ingest.dedup import UniqueEdges
 from hyades.deploy.ingest.features import conversion_note
 from hyades.deploy.ingest.options import IngestOptions
 from hyades.deploy.ingest.readers.context import Context
-from hyades.deploy.ingest.readers.dispatch import EdgeChoice, open_compressed, open_edges
+from hyades.deploy.ingest.readers.dispatch import (
+    EdgeChoice,
+    open_compressed,
+    open_edges,
+    with_weight_file,
+)
 from hyades.deploy.ingest.readers.edges import ArrayValues, WithWeights
 from hyades.deploy.ingest.readers.features import FeatureChoice, open_features, parse_shape
 from hyades.deploy.ingest.readers.memory import EdgeInput, array_edges, as_array, data_edges
@@ -112,8 +117,8 @@ def _edges(options: IngestOptions, context: Context) -> EdgeInput:
     if isinstance(given, Sequence) and all(isinstance(p, str | os.PathLike) for p in given):
         return open_compressed([Path(path) for path in given], choice, context)
     if hasattr(given, "edge_index"):
-        return data_edges(given)
-    return EdgeInput(array_edges(given, choice.layout))
+        return with_weight_file(data_edges(given), choice, context)
+    return with_weight_file(EdgeInput(array_edges(given, choice.layout)), choice, context)
 
 
 def _features(options: IngestOptions, found: EdgeInput, context: Context) -> FeatureSource | None:

@@ -8,6 +8,14 @@ from pathlib import Path
 from hyades.common.blocks import FileBlocks
 from hyades.common.errors import UsageError
 from hyades.common.volume import Volume
+from hyades.deploy.ingest.options import PathLike
+
+
+def as_path(target: PathLike) -> Path:
+    """Return *target* as a path; UsageError for a URL."""
+    if "://" in os.fspath(target):
+        raise UsageError(f"{target}: ingest writes a local file or block device, not a URL")
+    return Path(target)
 
 
 @contextmanager
@@ -39,8 +47,6 @@ def new_volume(target: Path, page_size: int, *, force: bool) -> Iterator[Volume]
 
 def check_target(target: Path, *, force: bool) -> None:
     """Raise UsageError unless *target* can be made, or replaced with *force*."""
-    if "://" in str(target):
-        raise UsageError(f"{target}: ingest writes a local file or block device, not a URL")
     if target.is_dir():
         raise UsageError(f"{target} is a directory: name a file in it")
     if not target.parent.is_dir():

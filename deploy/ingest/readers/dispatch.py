@@ -53,7 +53,7 @@ def open_edges(path: Path, choice: EdgeChoice, context: Context) -> EdgeInput:
         return _open_graphbolt(path, choice, context)
     else:
         found = _open_saved(path, choice)
-    return _with_weight_file(found, choice, context)
+    return with_weight_file(found, choice, context)
 
 
 def _kind(path: Path) -> str:
@@ -91,7 +91,7 @@ def _open_table(path: Path, kind: str, choice: EdgeChoice, context: Context) -> 
     else:
         text, notes = text_edges(path, choice.columns, column, context)
         found = EdgeInput(text, None, notes)
-    return _with_weight_file(found, choice, context) if separate else found
+    return with_weight_file(found, choice, context) if separate else found
 
 
 def _open_npz(path: Path, choice: EdgeChoice, context: Context) -> EdgeInput:
@@ -130,7 +130,8 @@ def _open_graphbolt(path: Path, choice: EdgeChoice, context: Context) -> EdgeInp
     return replace(found, features=path_of, vertices=metadata.vertices)
 
 
-def _with_weight_file(found: EdgeInput, choice: EdgeChoice, context: Context) -> EdgeInput:
+def with_weight_file(found: EdgeInput, choice: EdgeChoice, context: Context) -> EdgeInput:
+    """Return *found* with the weights of the file that *choice* names, if it names one."""
     if choice.weights is None:
         return found
     return replace(found, edges=WithWeights(found.edges, _weight_values(choice.weights, context)))
@@ -151,7 +152,7 @@ def open_compressed(paths: Sequence[Path], choice: EdgeChoice, context: Context)
     if len(paths) != 2:
         raise UsageError(f"{len(paths)} edge files: give one, or the pair indptr and indices")
     indptr, indices = (_vector(path) for path in paths)
-    return _with_weight_file(EdgeInput(CompressedEdges(indptr, indices)), choice, context)
+    return with_weight_file(EdgeInput(CompressedEdges(indptr, indices)), choice, context)
 
 
 def _vector(path: Path) -> StoredArray:
@@ -174,7 +175,7 @@ def _open_folder(folder: Path, choice: EdgeChoice, context: Context) -> EdgeInpu
         if (place / "data.npz").is_file():
             return open_edges(place / "data.npz", choice, context)
         if (place / "edge.csv.gz").is_file():
-            return EdgeInput(*ogb_csv_edges(place, context))
+            return with_weight_file(EdgeInput(*ogb_csv_edges(place, context)), choice, context)
     if (folder / "metadata.yaml").is_file():
         return open_edges(folder / "metadata.yaml", choice, context)
     indptr, indices = _named(folder, "indptr"), _named(folder, "indices")

@@ -1,6 +1,7 @@
 """The .npy format: headers read from bytes, so that members of archives work as files do."""
 
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ def parse_npy(data: ByteSource, name: str, start: int, size: int) -> StoredArray
             shape, fortran, dtype = npy_format.read_array_header_2_0(cursor)
         else:
             raise DataError(f"{name}: .npy version {version} is unknown")
-    except (ValueError, EOFError, UnicodeDecodeError) as error:
+    except (ValueError, EOFError, SyntaxError, TokenError) as error:
         text = str(error).splitlines()[0] if str(error) else "cut short"
         raise DataError(f"{name}: unreadable .npy header: {text}") from error
     check_dtype(dtype, name)

@@ -1,6 +1,6 @@
 """Tensors that torch saved; the only place where ingest needs torch."""
 
-import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,15 @@ def load_saved(path: Path) -> Any:
     check_file(path)
     options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
     try:
-        try:
-            return torch.load(path, mmap=True, **options)
-        except RuntimeError as error:
-            if "mmap" not in str(error):
-                raise
-            return torch.load(path, **options)  # the format before torch 1.6 cannot be mapped
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        with warnings.catch_warnings(action="ignore"):  # about what ends in an error anyway
+            try:
+                return torch.load(path, mmap=True, **options)
+            except RuntimeError as error:
+                if "mmap" not in str(error):
+                    raise
+                return torch.load(path, **options)  # the format before torch 1.6
+    except Exception as error:  # garbage fails anywhere in torch's reader: IndexError, KeyError...
         raise DataError(
-            f"{path}: no tensors that can be read without running code from the file ({text[:120]})"
-            ": load it in Python and pass the Data object or its arrays to hyades' ingest"
+            f"{path}: damaged, or a pickle of Python objects, which is not read since it could run "
+            "code: load it in Python and pass the Data object or its arrays to ingest"
         ) from error
