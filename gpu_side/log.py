@@ -3,7 +3,7 @@
 Rules:
 1. Every lane belongs to a group; a group has a lock, one open page and a list of reserved slots.
    Locks are tried once: where one is taken, or slots are short, the item is parked (nothing spins).
-2. `admit` reserves all that the item will append and leaves the group locked; `append` or
+2. `admit` reserves all that the item will append and leaves the group locked; `leave` or
    `close_window` unlocks it.  So an admitted item never waits.
 3. Records of a lane are appended in the lane's sequence, and pages of a group are numbered in order:
    merging a group's pages in number order joins every destination's parts in sequence.
@@ -31,7 +31,7 @@ from hyades.common.atomics import (
 )
 from hyades.common.jit import jit
 from hyades.gpu_side import words as W
-from hyades.gpu_side.kernels import clear_state, run_piece
+from hyades.gpu_side.kernels import clear_state
 from hyades.gpu_side.requests import MAKE, WRITE, bump, fail, has_landed, post
 
 # words of a group
@@ -159,34 +159,39 @@ def _places(g: Any, w: Any, group: Any) -> Any:
 
 
 @jit
-def append(
-    g: Any, w: Any, s: Any, floats: Any, shorts: Any, words: Any, factors: Any, ring_words: Any,
-    control: Any, ready: Any, worker: Any, lane_index: Any, message: Any, segments: Any,
-    dst_at: Any, ends_at: Any, src_at: Any, ranks: Any, weights: Any, slope: Any,
+def open_part(
+    g: Any, w: Any, s: Any, floats: Any, shorts: Any, words: Any, ring_words: Any, control: Any,
+    ready: Any, lane_index: Any, segments: Any, dst_at: Any,
 ) -> Any:  # fmt: skip
-    """Append one row a segment of an admitted piece; unlock; return the edges that took part."""
+    """Make neutral rows in the open page for an admitted piece's next segments.
+
+    Return how many of *segments* it takes, and the float32 element of the first row; 0 on failure.
+    """
     group, number = _group(g, s, lane_index)
+    count = min(_room(g, w, s, ready, ring_words, control, group, number), segments)
+    if count == 0:
+        return np.int64(0), np.int64(0)
+    ids, rows = _places(g, w, group)
+    clear_state(g, floats, rows, count)
     first_vertex = lane_index * g[W.G_RANGE]
-    done, edges = np.int64(0), np.int64(0)
-    while done < segments:
-        room = _room(g, w, s, ready, ring_words, control, group, number)
-        if room == 0:
-            break
-        count = min(room, segments - done)
-        ids, rows = _places(g, w, group)
-        clear_state(g, floats, rows, count)
-        for index in range(lane(), count, lanes()):
-            words[ids + index] = np.int32(first_vertex + np.int64(shorts[dst_at + done + index]))
-        start = np.int64(shorts[ends_at + done - 1]) if done > 0 else np.int64(0)
-        edges += run_piece(
-            g, s, floats, shorts, words, factors, worker, lane_index, np.int64(0), message, count,
-            dst_at + done, ends_at + done, src_at, ranks, weights, slope, rows, start,
-        )  # fmt: skip
-        st_relaxed(w, group + USED, ld_relaxed(w, group + USED) + count)
-        done += count
-    bump(w, g[W.G_W_STATS] + worker * W.STATS_WORDS + W.ST_LOGGED_ROWS, segments)
+    for index in range(lane(), count, lanes()):
+        words[ids + index] = np.int32(first_vertex + np.int64(shorts[dst_at + index]))
+    return count, rows
+
+
+@jit
+def close_part(g: Any, w: Any, s: Any, lane_index: Any, count: Any) -> None:
+    """Count *count* rows of the open page as filled in."""
+    group, _ = _group(g, s, lane_index)
+    st_relaxed(w, group + USED, ld_relaxed(w, group + USED) + count)
+
+
+@jit
+def leave(g: Any, w: Any, s: Any, worker: Any, lane_index: Any, rows: Any) -> None:
+    """Unlock the group after the last of *rows* rows."""
+    group, _ = _group(g, s, lane_index)
+    bump(w, g[W.G_W_STATS] + worker * W.STATS_WORDS + W.ST_LOGGED_ROWS, rows)
     st_release(w, group + LOCK, np.int64(0))
-    return edges
 
 
 @jit

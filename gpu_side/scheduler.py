@@ -234,16 +234,26 @@ def _run_item(
     src_at = half + (np.int64(words[page + layout.TH_SRC]) >> 1) + first_edge
     ranks = ((g[W.G_RANK_AT] + slot * page_bytes) >> 2) + first_edge
     weights = ((g[W.G_WEIGHT_AT] + slot * page_bytes) >> 2) + first_edge
+    done, edges, start = np.int64(0), np.int64(0), np.int64(0)
+    count, record = segments, np.int64(-1)
+    while done < segments:
+        if logged == 1:
+            count, record = log.open_part(
+                g, w, s, floats, shorts, words, ring_words, control, ready, lane_index,
+                segments - done, dst_at + done,
+            )  # fmt: skip
+            if count == 0:
+                break
+        edges += run_piece(
+            g, s, floats, shorts, words, factors, worker, lane_index, state, message, count,
+            dst_at + done, ends_at + done, src_at, ranks, weights, slope, record, start,
+        )  # fmt: skip
+        done += count
+        start = np.int64(shorts[ends_at + done - 1])
+        if logged == 1:
+            log.close_part(g, w, s, lane_index, count)
     if logged == 1:
-        edges = log.append(
-            g, w, s, floats, shorts, words, factors, ring_words, control, ready, worker, lane_index,
-            message, segments, dst_at, ends_at, src_at, ranks, weights, slope,
-        )  # fmt: skip
-    else:
-        edges = run_piece(
-            g, s, floats, shorts, words, factors, worker, lane_index, state, message, segments,
-            dst_at, ends_at, src_at, ranks, weights, slope, np.int64(-1), np.int64(0),
-        )  # fmt: skip
+        log.leave(g, w, s, worker, lane_index, done)
     stats = g[W.G_W_STATS] + worker * W.STATS_WORDS
     bump(w, stats + W.ST_ITEMS, 1)
     bump(w, stats + W.ST_EDGES, edges)
@@ -272,33 +282,6 @@ def _complete_piece(
     st_release(w, g[W.G_W_LANE_NEXT] + lane_index, sequence + 1)
     if sequence == last and whole:
         _queue_lane(g, w, lane_index)
-
-
-@jit
-def _run_parked(
-    g: Any, w: Any, s: Any, floats: Any, shorts: Any, words: Any, factors: Any, crcs: Any,
-    ring_words: Any, control: Any, ready: Any, worker: Any, slope: Any,
-) -> Any:  # fmt: skip
-    stats = g[W.G_W_STATS] + worker * W.STATS_WORDS
-    list_at = g[W.G_W_PARKED] + worker * W.PARKED_MAX
-    count = ld_relaxed(w, stats + W.ST_PARKED_NOW)
-    ran, index = 0, 0
-    while index < count:
-        item = ld_relaxed(w, list_at + index)
-        done = _run_item(
-            g, w, s, floats, shorts, words, factors, crcs, ring_words, control, ready, worker,
-            item >> 20, item & 0xFFFFF, slope,
-        )  # fmt: skip
-        if done == 1:
-            ran += 1
-            bump(w, stats + W.ST_RESUMES, 1)
-            for place in range(index, count - 1):  # keeps the order of the others
-                st_relaxed(w, list_at + place, ld_relaxed(w, list_at + place + 1))
-            count -= 1
-        else:
-            index += 1
-    st_relaxed(w, stats + W.ST_PARKED_NOW, np.int64(count))
-    return ran
 
 
 @jit
@@ -337,40 +320,69 @@ def _tile_ready(g: Any, w: Any, s: Any, ready: Any, tile: Any) -> Any:
 
 
 @jit
-def _run_tiles(
-    g: Any, w: Any, s: Any, floats: Any, shorts: Any, words: Any, factors: Any, crcs: Any,
-    ring_words: Any, control: Any, ready: Any, worker: Any, slope: Any, most: Any,
-) -> Any:  # fmt: skip
-    """Claim and run up to *most* items in order; park those whose lane is behind."""
-    stats = g[W.G_W_STATS] + worker * W.STATS_WORDS
-    list_at = g[W.G_W_PARKED] + worker * W.PARKED_MAX
+def _claim_next(g: Any, w: Any, s: Any, words: Any, ready: Any, stats: Any) -> Any:
+    """Claim the next item in order; return tile << 20 | entry, or -1 where none can run yet."""
     head = ld_acquire(w, W.C_TILE_HEAD)
     tile = head
     posted = ld_acquire(w, W.C_NEXT_TILE)
-    done = 0
-    while tile < posted and done < most and ld_relaxed(w, stats + W.ST_PARKED_NOW) < W.PARKED_MAX:
+    while tile < posted:
         state = _tile_ready(g, w, s, ready, tile)
         if state == 0:
             bump(w, stats + W.ST_MISSES, 1)
             break
         entry = _claim_item(g, w, words, tile) if state == 1 else np.int64(-1)
-        if entry < 0:
-            if tile == head:
-                atomic_cas(w, W.C_TILE_HEAD, head, head + 1)
-                head += 1
-            tile += 1
-            continue
-        ran = _run_item(
-            g, w, s, floats, shorts, words, factors, crcs, ring_words, control, ready, worker, tile,
-            entry, slope,
+        if entry >= 0:
+            return (tile << 20) | entry
+        if tile == head:
+            atomic_cas(w, W.C_TILE_HEAD, head, head + 1)
+            head += 1
+        tile += 1
+    return np.int64(-1)
+
+
+@jit
+def _run_items(
+    g: Any, w: Any, s: Any, floats: Any, shorts: Any, words: Any, factors: Any, crcs: Any,
+    ring_words: Any, control: Any, ready: Any, worker: Any, slope: Any, most: Any,
+) -> Any:  # fmt: skip
+    """Retry what is parked, then claim and run up to *most* items; return how many moved.
+
+    A claimed item takes the place after the parked ones, and leaves it when it has run.  There is one
+    call of _run_item, so that a GPU holds one copy of the kernels.
+    """
+    stats = g[W.G_W_STATS] + worker * W.STATS_WORDS
+    list_at = g[W.G_W_PARKED] + worker * W.PARKED_MAX
+    count = ld_relaxed(w, stats + W.ST_PARKED_NOW)
+    index, claimed, resumed = np.int64(0), np.int64(0), np.int64(0)
+    while True:
+        fresh = index == count
+        if fresh:
+            if claimed == most or count == W.PARKED_MAX:
+                break
+            item = _claim_next(g, w, s, words, ready, stats)
+            if item < 0:
+                break
+            claimed += 1
+        else:
+            item = ld_relaxed(w, list_at + index)
+        done = _run_item(
+            g, w, s, floats, shorts, words, factors, crcs, ring_words, control, ready, worker,
+            item >> 20, item & 0xFFFFF, slope,
         )  # fmt: skip
-        if ran == 0:
-            count = ld_relaxed(w, stats + W.ST_PARKED_NOW)
-            st_relaxed(w, list_at + count, (tile << 20) | entry)
-            st_relaxed(w, stats + W.ST_PARKED_NOW, np.int64(count + 1))
-            bump(w, stats + W.ST_PARKS, 1)
-        done += 1
-    return done
+        if done == 0:
+            if fresh:
+                st_relaxed(w, list_at + index, item)
+                bump(w, stats + W.ST_PARKS, 1)
+                count += 1
+            index += 1
+        elif not fresh:
+            for place in range(index, count - 1):  # keeps the order of the others
+                st_relaxed(w, list_at + place, ld_relaxed(w, list_at + place + 1))
+            count -= 1
+            resumed += 1
+    bump(w, stats + W.ST_RESUMES, resumed)
+    st_relaxed(w, stats + W.ST_PARKED_NOW, count)
+    return claimed + resumed
 
 
 @jit
@@ -500,10 +512,7 @@ def _step(
     lane_index = _take_lane(g, w)
     if lane_index >= 0:
         return np.int64((W.A_FINALISE << W.ACTION_SHIFT) + lane_index + 1)
-    ran = _run_parked(
-        g, w, s, floats, shorts, words, factors, crcs, ring_words, control, ready, worker, slope
-    )
-    ran += _run_tiles(
+    ran = _run_items(
         g, w, s, floats, shorts, words, factors, crcs, ring_words, control, ready, worker, slope, 32
     )
     if ran > 0:
