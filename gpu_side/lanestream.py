@@ -67,12 +67,27 @@ class LaneStream:
         self._next = 0
         self._lock = threading.Lock()
         self._at = self._slot = 0
+        self.workers, self._depth = self._share_out(workers)
         self._inputs = [
-            [[self._buffer(s) for s in self.sources] for _ in range(_DEPTH)] for _ in range(workers)
+            [[self._buffer(s) for s in self.sources] for _ in range(self._depth)]
+            for _ in range(self.workers)
         ]
-        self._outputs = [None if target is None else self._buffer(target) for _ in range(workers)]
+        self._outputs = [
+            None if target is None else self._buffer(target) for _ in range(self.workers)
+        ]
         port.require(self._slot, self._at)
         port.ready[: self._slot] = 0
+
+    def _share_out(self, workers: int) -> tuple[int, int]:
+        """Return how many workers the arena holds lanes for, and how many lanes each."""
+        lanes = [s.shape.pages_per_range * s.page_bytes for s in self.sources]
+        target = self.target
+        out = 0 if target is None else target.shape.pages_per_range * target.page_bytes
+        worker = _DEPTH * sum(lanes) + out
+        room = len(self.port.arena)
+        if worker > room:
+            return 1, 1
+        return min(workers, room // max(worker, 1)), _DEPTH
 
     def _buffer(self, store: PageStoreInfo) -> _Buffer:
         buffer = _Buffer(store, self._at, self._slot)
@@ -82,14 +97,16 @@ class LaneStream:
 
     def work(self, worker: int, function: LaneFunction) -> None:
         """Process lanes until none is left; raise ReadFailed or what *function* raises."""
+        if worker >= self.workers:  # memory is short: the others take its lanes
+            return
         ahead: list[tuple[int, list[_Buffer]]] = []
         turn = 0
         while True:
-            while len(ahead) < _DEPTH:
+            while len(ahead) < self._depth:
                 lane = self._take()
                 if lane < 0:
                     break
-                buffers = self._inputs[worker][turn % _DEPTH]
+                buffers = self._inputs[worker][turn % self._depth]
                 turn += 1
                 for buffer in buffers:
                     self._post(buffer, lane, Op.READ)

@@ -20,6 +20,7 @@ from hyades.common.errors import UsageError
 from hyades.common.pages import PageShape, shape_pages
 from hyades.common.units import MIB, format_size
 from hyades.gpu_side.buffers import LOG_PAGE, Buffers, ScanSizes, arena_bytes, buffers_for
+from hyades.gpu_side.hidden import HiddenRows, place_hidden
 from hyades.gpu_side.program import FEATURES, Stage
 from hyades.gpu_side.shapes import product_orders, shape_conv
 from hyades.gpu_side.topology import Topology, Windows, choose_windows
@@ -92,6 +93,7 @@ class StagePlan:
     output: PageShape
     output_itemsize: int
     keeps_output: bool = False  # hidden rows stay in memory
+    hidden_at: int = 0  # their first byte on the memory device
 
     @property
     def arena_bytes(self) -> int:
@@ -114,8 +116,9 @@ class RunPlan:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of hidden rows kept in memory."""
-        return sum(_object_bytes(s.output) for s in self.stages if s.keeps_output)
+        """Bytes of hidden rows kept in memory, at most at once."""
+        ends = [s.hidden_at + _object_bytes(s.output) for s in self.stages if s.keeps_output]
+        return max(ends, default=0)
 
     @property
     def peak_bytes(self) -> int:
@@ -241,12 +244,13 @@ class _StagePlanner:
     ) -> tuple[int, int]:
         tile_bytes = self.request.tiles.page_bytes * self.streams
         read = chunks_read = 0
-        for number, (low, high) in enumerate(groups):
+        held = np.zeros(self.topology.chunks, bool)
+        for low, high in groups:
             pages = self.topology.pages_of(low, high)
             chunks = np.unique(self.topology.page_chunk[pages])
             read += len(pages) * tile_bytes
-            fresh = chunks if number == 0 else chunks[chunks >= pinned]
-            read += self._input_bytes(fresh)
+            read += self._input_bytes(chunks[~held[chunks]])
+            held[chunks[chunks < pinned]] = True
             chunks_read += len(chunks)
         if self.conv.attention is not None:  # the pass that computes the destinations' scores
             read += self._input_bytes(np.arange(self.topology.chunks))
@@ -298,18 +302,26 @@ class _StagePlanner:
         if forced is not None:
             asked = int(forced.partition(":")[2])
             return [self.price(f"passes:{asked}", order, self.groups(min(asked, lanes)))]
-        found = []
+        found: list[Candidate] = []
+        best: Candidate | None = None
+        worse = 0
         for passes in range(2, min(lanes, MAX_PASSES) + 1):
             groups = self.groups(passes)
             if len(groups) != passes:
                 continue
             candidate = self.price(f"passes:{passes}", order, groups)
             found.append(candidate)
-            if candidate.fits:
+            if not candidate.fits:
+                if len(found) > 3:
+                    found.pop(-2)
+                continue
+            if best is None or candidate.bytes_moved < best.bytes_moved:
+                best, worse = candidate, 0
+            else:
+                worse += 1
+            # Smaller groups leave room to keep more input chunks from the first pass.
+            if worse == 3 or candidate.pinned == lanes or self.kept_input:
                 break
-            if len(found) > 3:
-                # each extra pass costs a scan: only the first that fits can win
-                found.pop(-2)
         return found
 
     def _logs(self, order: bool, forced: str | None) -> list[Candidate]:
@@ -341,41 +353,54 @@ def plan_run(request: PlanRequest, topology: Topology) -> RunPlan:
     tables = table_bytes(request, topology)
     budget = request.memory - tables
     shapes: dict[int, PageShape] = {FEATURES: request.features.shape()}
-    plans: list[StagePlan] = []
     last = len(request.stages) - 1
     for stage in request.stages:
         itemsize = request.output_itemsize if stage.index == last else 4
-        output = shape_pages(
+        shapes[stage.index] = shape_pages(
             request.graph.vertices, stage.width * itemsize, request.graph.range_rows,
             request.page_size,
         )  # fmt: skip
-        shapes[stage.index] = output
-        plans.append(_plan_stage(request, topology, stage, shapes, output, itemsize, budget, ()))
+    found = [_candidates(request, topology, s, shapes, budget, ()) for s in request.stages]
+    _check_memory(request, tables, found)
+    plans = [
+        _choose(request, stage, candidates, shapes[stage.index], ())
+        for stage, candidates in zip(request.stages, found, strict=True)
+    ]
     return _keep_hidden(request, topology, RunPlan(tuple(plans), tables, request.memory), shapes)
 
 
-def _plan_stage(
+def _check_memory(request: PlanRequest, tables: int, found: list[list[Candidate]]) -> None:
+    """Raise UsageError naming the stage that needs most, where one has no candidate that fits."""
+    least = [min(c.memory + _temporaries(c) for c in candidates) for candidates in found]
+    if all(any(c.fits for c in candidates) for candidates in found):
+        return
+    most = max(range(len(least)), key=least.__getitem__)
+    need = least[most] + tables
+    forced = f", --plan {request.forced}" if request.forced else ""
+    raise UsageError(
+        f"stage {most} ({request.stages[most].name}) needs at least --memory {-(-need // MIB)}MiB"
+        f" (asked for {format_size(request.memory)}{forced})"
+    )
+
+
+def _candidates(
     request: PlanRequest, topology: Topology, stage: Stage, shapes: dict[int, PageShape],
-    output: PageShape, itemsize: int, budget: int, kept: tuple[int, ...],
-) -> StagePlan:  # fmt: skip
+    budget: int, kept: tuple[int, ...],
+) -> list[Candidate]:  # fmt: skip
+    output = shapes[stage.index]
     if stage.conv is None:
-        candidate = _price_rows(request, stage, shapes, output, kept)
-        candidates = [candidate]
-    else:
-        source = stage.inputs[0].stage
-        planner = _StagePlanner(
-            request, topology, stage, shapes[source], output, budget, source in kept
-        )
-        candidates = planner.candidates()
-    fitting = [c for c in candidates if c.fits and c.memory <= budget]
-    if not fitting:
-        least = min(c.memory + _temporaries(c) for c in candidates)
-        need = least + request.memory - budget
-        raise UsageError(
-            f"stage {stage.index} ({stage.name}) needs at least --memory {-(-need // MIB)}MiB"
-            f" (asked for {format_size(request.memory)}"
-            + (f", --plan {request.forced})" if request.forced else ")")
-        )
+        return [_price_rows(request, stage, shapes, output, kept, budget)]
+    source = stage.inputs[0].stage
+    return _StagePlanner(
+        request, topology, stage, shapes[source], output, budget, source in kept
+    ).candidates()
+
+
+def _choose(
+    request: PlanRequest, stage: Stage, candidates: list[Candidate], output: PageShape,
+    kept: tuple[int, ...],
+) -> StagePlan:  # fmt: skip
+    fitting = [c for c in candidates if c.fits]
     chosen = min(fitting, key=lambda c: (c.bytes_moved, c.seconds, c.memory))
     # A little more traffic is worth much less arithmetic.
     close = [c for c in fitting if c.bytes_moved <= 1.01 * chosen.bytes_moved]
@@ -383,12 +408,13 @@ def _plan_stage(
     if stage.index in kept:
         written = chosen.bytes_written - _object_bytes(output)
         chosen = replace(chosen, bytes_written=written)
+    itemsize = request.output_itemsize if stage is request.stages[-1] else 4
     return StagePlan(stage, chosen, tuple(candidates), output, itemsize, stage.index in kept)
 
 
 def _price_rows(
     request: PlanRequest, stage: Stage, shapes: dict[int, PageShape], output: PageShape,
-    kept: tuple[int, ...],
+    kept: tuple[int, ...], budget: int,
 ) -> Candidate:  # fmt: skip
     read = memory = 0
     for source in stage.inputs:
@@ -396,10 +422,15 @@ def _price_rows(
         read += 0 if source.stage in kept else _object_bytes(shape)
         memory += 2 * shape.pages_per_range * shape.page_bytes
     memory += 2 * output.pages_per_range * output.page_bytes
-    memory *= request.workers
+    # Twice the widest block: what torch's intermediate results take.
+    widest = max(sum(source.width for source in stage.inputs), stage.width)
+    memory += 2 * 4 * request.graph.range_rows * widest
+    memory = memory * request.workers + 2 * MIB
     written = _object_bytes(output)
     seconds = (read + written) / request.rates.storage
-    return Candidate("rows", False, True, memory + 2 * MIB, read, written, seconds)
+    fits = memory <= budget
+    reason = "" if fits else f"needs {format_size(memory)} of memory"
+    return Candidate("rows", False, fits, memory, read, written, seconds, reason=reason)
 
 
 def _keep_hidden(
@@ -410,25 +441,23 @@ def _keep_hidden(
     for stage in request.stages:
         for source in stage.inputs:
             readers[source.stage] = stage.index
-    kept: list[int] = []
-    most_held = 0
+    kept: list[HiddenRows] = []
+    places: dict[int, int] = {}
+    held = 0
+    arena = max(s.arena_bytes + _temporaries(s.chosen) for s in plan.stages)
     for stage in request.stages[:-1]:
-        trial = (*kept, stage.index)
-        held = [0] * len(request.stages)
-        for index in trial:
-            for during in range(index, readers[index] + 1):
-                held[during] += _object_bytes(shapes[index])
-        arena = max(s.arena_bytes + _temporaries(s.chosen) for s in plan.stages)
-        if arena + max(held) + plan.table_bytes <= request.memory:
-            kept.append(stage.index)
-            most_held = max(held)
+        nbytes = _object_bytes(shapes[stage.index])
+        trial = [*kept, HiddenRows(stage.index, readers[stage.index], nbytes)]
+        trial_places, total = place_hidden(trial)
+        if arena + total + plan.table_bytes <= request.memory:
+            kept, places, held = trial, trial_places, total
     if not kept:
         return plan
-    budget = request.memory - plan.table_bytes - most_held
-    stages = tuple(
-        _plan_stage(
-            request, topology, s.stage, shapes, s.output, s.output_itemsize, budget, tuple(kept)
-        )
-        for s in plan.stages
-    )
-    return RunPlan(stages, plan.table_bytes, request.memory)
+    names = tuple(places)
+    stages = []
+    for stage in request.stages:
+        budget = request.memory - plan.table_bytes - held
+        candidates = _candidates(request, topology, stage, shapes, budget, names)
+        chosen = _choose(request, stage, candidates, shapes[stage.index], names)
+        stages.append(replace(chosen, hidden_at=places.get(stage.index, 0)))
+    return RunPlan(tuple(stages), plan.table_bytes, request.memory)

@@ -119,7 +119,6 @@ class Refresh:
         self._traffic = traffic
         self._partial_sums = MomentSums.empty(topology.chunks)
         self._commit_due = 0.0
-        self._memory_lba = 0
         self._open_stores()
 
     # --- objects
@@ -136,16 +135,10 @@ class Refresh:
         if not stage.keeps_output:
             info = self.volume.object(running_name(self.options.name, index, self.last))
             return volume_store(info, 0, VOLUME_DEVICE, None)
-        first = self._memory_lba
-        self._memory_lba += stage.output.pages * stage.output.page_bytes // BLOCK
         return memory_store(
-            f"hidden rows of stage {index}",
-            0,
-            MEMORY_DEVICE,
-            stage.stage.width,
-            stage.output,
-            first,
-        )
+            f"hidden rows of stage {index}", 0, MEMORY_DEVICE, stage.stage.width, stage.output,
+            stage.hidden_at // BLOCK,
+        )  # fmt: skip
 
     def _tile_stores(self, stage: StagePlan) -> TileStores:
         def store(name: str, number: int) -> PageStoreInfo:
@@ -235,19 +228,22 @@ class Refresh:
         width = int(conv.attention.att_src.shape[1]) if conv.attention else 0
         sums = MomentSums.empty(self.topology.chunks) if stage.stage.moments else None
         target = replace(self.stores[stage.stage.index], number=4)
+        held = np.zeros(self.topology.chunks, bool)
         for index in range(len(chosen.groups)):
             low, high = chosen.groups[index]
             if not np.any(todo[low:high]):
                 continue
             inputs = PassInputs(
                 chosen, self.topology, self.graph.vertices, source, tiles, target, self._log(stage),
-                factors, self.vertices, scores, heads, width, sample, index, todo,
+                factors, self.vertices, scores, heads, width, sample, index, held, todo,
                 self.request.workers, self.options.check,
             )  # fmt: skip
             scan = PassScan(
                 stage.stage, inputs, self.port, self.moments.get(stage.stage.inputs[0].stage), sums
             )
             self._run_pass(stage, scan, index)
+            pinned = scan.tables.chunks[scan.tables.chunks < chosen.pinned]
+            held[pinned] = True
         if sums is not None:
             self._partial_sums = sums
 

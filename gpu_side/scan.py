@@ -17,6 +17,7 @@ from torch import Tensor
 from hyades.common.port import Port
 from hyades.gpu_side import scheduler
 from hyades.gpu_side import words as W
+from hyades.gpu_side.log import hand_on
 from hyades.gpu_side.models.ir import Conv, Linear
 from hyades.gpu_side.program import Stage
 from hyades.gpu_side.rowops import Moments, apply_row_op, apply_row_ops
@@ -136,7 +137,7 @@ class PassScan:
         at = tables.input_at + slot * self.input_chunk
         if chunk < inputs.candidate.pinned:
             kept = tables.pinned_at + chunk * self.input_chunk
-            if inputs.pass_index == 0:
+            if not inputs.held[chunk]:
                 self.port.arena[kept : kept + self.input_chunk] = self.port.arena[
                     at : at + self.input_chunk
                 ]
@@ -201,6 +202,8 @@ class PassScan:
         if self.sums is not None:
             self.sums.add(lane, y)
         self.write_lane(lane, slot, y)
+        if home is None and self.inputs.candidate.windows is not None:
+            hand_on(tables.g, tables.w, tables.s, lane)  # the rows are out of the state by now
 
     def _combine(self, state: Tensor) -> Tensor:
         """Return y of the model's IR from state rows."""

@@ -73,6 +73,7 @@ class PassInputs:
     head_width: int
     sample: Sample
     pass_index: int
+    held: NDArray[np.bool_]  # chunks that earlier passes of this run left in memory
     todo: NDArray[np.bool_]  # lanes whose output is not there yet
     workers: int
     check: bool
@@ -193,8 +194,7 @@ class _PassBuilder:
         exists = pages < inputs.source.shape.pages
         bounded = np.minimum(pages, max(inputs.source.shape.pages - 1, 0))
         lbas = np.where(exists, inputs.source.lbas[bounded], -1)
-        if inputs.pass_index > 0:
-            lbas[self.chunks < inputs.candidate.pinned] = -1  # already in memory
+        lbas[inputs.held[self.chunks]] = -1
         crcs = inputs.source.crcs
         s.table(W.G_S_POSITION_TILE, self.position_tile)
         s.table(W.G_S_INPUT_LBA, lbas.reshape(-1))
@@ -240,7 +240,7 @@ class _PassBuilder:
 
     def _log(self) -> int:
         g, inputs, windows = self.g, self.inputs, self.inputs.candidate.windows
-        if windows is None or inputs.log is None:
+        if windows is None:
             return 0
         lanes = inputs.topology.chunks
         groups = -(-lanes // inputs.candidate.state_slots)
@@ -248,7 +248,10 @@ class _PassBuilder:
         g[W.G_LOGGING], g[W.G_LOG_PAGE_BYTES] = 1, LOG_PAGE
         g[W.G_LOG_ROWS], g[W.G_LOG_SLOTS] = self.sizes.log_rows, self.buffers.log_slots
         g[W.G_LOG_PAGES], g[W.G_LOG_GROUPS] = inputs.candidate.log_pages, groups
-        g[W.G_LOG_DEVICE], g[W.G_LOG_OBJECT] = inputs.log.device, inputs.log.number
+        lbas = np.zeros(0, np.int64)
+        if inputs.log is not None:  # None where every lane is whole: slots still change hands
+            g[W.G_LOG_DEVICE], g[W.G_LOG_OBJECT] = inputs.log.device, inputs.log.number
+            lbas = inputs.log.lbas
         g[W.G_LOG_GROUP_WORDS] = round_up(RESERVE + self.buffers.log_reserve + 1, W.LINE)
         pages = max(inputs.candidate.log_pages, 1)
         self.w.region(W.G_W_LOG_STATE, self.buffers.log_slots)
@@ -258,7 +261,7 @@ class _PassBuilder:
         self.w.region(W.G_W_LOG_PAGE_CRC, pages)
         self.w.region(W.G_W_SLOT_OWNER, inputs.candidate.state_slots)
         self.s.table(W.G_S_LANE_GROUP, np.arange(lanes) // per_group)
-        self.s.table(W.G_S_LOG_LBA, inputs.log.lbas)
+        self.s.table(W.G_S_LOG_LBA, lbas)
         self.s.table(W.G_S_SLOT_NEXT, self._chains())
         return int(g[W.G_LOG_AT])
 
