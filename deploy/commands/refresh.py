@@ -37,7 +37,7 @@ class Fanout(click.ParamType):  # type: ignore[type-arg]
     type=click.Path(path_type=Path),
     help="A model file (.toml, .json), or a checkpoint whose keys tell everything.",
 )
-@click.option("--out", required=True, metavar="NAME", help="Name of the output in the volume.")
+@click.option("--out", metavar="NAME", help="Name of the output in the volume.")
 @memory_option("2GiB", "Budget for rows, states and buffers; Python and torch come on top.")
 @click.option(
     "--fanout", type=Fanout(), metavar="K,K,...",
@@ -63,7 +63,7 @@ class Fanout(click.ParamType):  # type: ignore[type-arg]
 @click.option("--no-report", is_flag=True, help="Write no report.")
 @progress_option
 def command(
-    volume: str, model: Path, out: str, memory: int, fanout: tuple[int, ...] | None, seed: int,
+    volume: str, model: Path, out: str | None, memory: int, fanout: tuple[int, ...] | None, seed: int,
     threads: int | None, dtype: str, plan: str | None, explain: bool, resume: bool, force: bool,
     report_dir: Path | None, no_report: bool, progress: bool | None,
 ) -> None:  # fmt: skip
@@ -75,7 +75,7 @@ def command(
 
     \b
     hyades refresh g.vol --model model.toml --out sage
-    hyades refresh g.vol --model model.toml --out sage --memory 512MiB --explain
+    hyades refresh g.vol --model model.toml --memory 512MiB --explain
     hyades refresh g.vol --model gcn.pt --out sampled --fanout 10,10 --seed 7
     """
     options: dict[str, Any] = {
@@ -86,6 +86,8 @@ def command(
         with api.open(volume) as opened:
             click.echo(explain_table(api.explain(opened, model, **options)))
         return
+    if out is None:
+        raise click.UsageError("Missing option '--out': the name of the output.")
     folder = None if no_report else report_dir or Path(f"{out}-report")
     try:
         with api.open(volume, writable=True) as opened, ProgressBar(force=progress) as bar:

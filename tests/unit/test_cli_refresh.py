@@ -114,8 +114,15 @@ def test_wrong_values_are_usage(wrong: list[str], api: FakeApi) -> None:
     assert api.calls == []
 
 
+def test_a_run_needs_a_name(api: FakeApi) -> None:
+    result = hyades("refresh", "g.vol", "--model", "m.pt")
+    assert result.exit_code == 2
+    assert "Missing option '--out'" in result.stderr
+    assert api.calls == []
+
+
 def test_explain_prints_every_plan_and_runs_none(api: FakeApi) -> None:
-    result = hyades("refresh", "g.vol", "--model", "m.pt", "--out", "x", "--explain")
+    result = hyades("refresh", "g.vol", "--model", "m.pt", "--explain")
     assert result.exit_code == 0
     assert api.calls[0] == ("open", {"url": "g.vol", "writable": False})
     assert "refresh" not in [name for name, _ in api.calls]
