@@ -63,8 +63,8 @@ class Fanout(click.ParamType):  # type: ignore[type-arg]
 @click.option("--no-report", is_flag=True, help="Write no report.")
 @progress_option
 def command(
-    volume: str, model: Path, out: str | None, memory: int, fanout: tuple[int, ...] | None, seed: int,
-    threads: int | None, dtype: str, plan: str | None, explain: bool, resume: bool, force: bool,
+    volume: str, model: Path, out: str | None, memory: int, fanout: tuple[int, ...] | None,
+    seed: int, threads: int | None, dtype: str, plan: str | None, explain: bool, resume: bool, force: bool,
     report_dir: Path | None, no_report: bool, progress: bool | None,
 ) -> None:  # fmt: skip
     """Compute the embeddings of every vertex in VOLUME and store them in it as output NAME.
