@@ -41,7 +41,7 @@ $(VENV)/.stamp-base: $(VENV)/pyvenv.cfg $(INPUTS)
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/pyvenv.cfg $(INPUTS)
-	$(BIN)/python -m pip install $(PIP_FLAGS) --editable '.[test,check,ptx]'
+	$(BIN)/python -m pip install $(PIP_FLAGS) --editable '.[test,check,ptx,bench]'
 	@touch $@ $(VENV)/.stamp-base
 
 $(VENV)/.stamp-bench: $(VENV)/pyvenv.cfg $(INPUTS)

@@ -64,8 +64,8 @@ class Fanout(click.ParamType):  # type: ignore[type-arg]
 @progress_option
 def command(
     volume: str, model: Path, out: str | None, memory: int, fanout: tuple[int, ...] | None,
-    seed: int, threads: int | None, dtype: str, plan: str | None, explain: bool, resume: bool, force: bool,
-    report_dir: Path | None, no_report: bool, progress: bool | None,
+    seed: int, threads: int | None, dtype: str, plan: str | None, explain: bool, resume: bool,
+    force: bool, report_dir: Path | None, no_report: bool, progress: bool | None,
 ) -> None:  # fmt: skip
     """Compute the embeddings of every vertex in VOLUME and store them in it as output NAME.
 
