@@ -40,6 +40,7 @@ class HyadesPlanner:
         self._input_width = input_width
         self._width = width
         self._stage = _stage(width, input_width)
+        self.kept: set[str] = set()  # orders that are those of the input
 
     def orders(self, names: tuple[str, ...]) -> dict[str, Reorder | None]:
         """Return what `eviction.compare` takes as orders; ingest makes each when it is used."""
@@ -77,6 +78,9 @@ class HyadesPlanner:
     def _reorder(self, name: str) -> Callable[..., NDArray[np.int64]]:
         def order(*_: Any) -> NDArray[np.int64]:
             with self._open(name) as volume:
+                if "order" not in volume.catalog.objects:
+                    self.kept.add(name)  # ingest found no order that beats that of the input
+                    return np.arange(self._files.spec.vertices)
                 return volume.read_table("order").astype(np.int64)
 
         return order
@@ -93,7 +97,7 @@ class HyadesPlanner:
             while rows > 16 and vertices < rows * _LEAST_LANES:
                 rows //= 2
             edges = (str(self._files.indptr), str(self._files.indices))
-            ingest(path, edges=edges, reorder=order, range_rows=rows)
+            ingest(path, edges=edges, reorder=order, range_rows=rows, memory="6GiB")
         return open_volume(str(path))
 
 

@@ -54,6 +54,8 @@ def command(
         policies=policies or tuple(POLICIES), planner=planner, progress=report_progress,
     )  # fmt: skip
     text = f"{graph}, input rows of {format_size(4 * (input_width or width))}\n"
+    for name in sorted(planner.kept):
+        text += f"order {name}: that of the input, since none was found that beats it\n"
     text += policies_table(report) + "\n"
     out.mkdir(parents=True, exist_ok=True)
     (out / "policies.txt").write_text(text)

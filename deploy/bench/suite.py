@@ -68,9 +68,9 @@ def make_systems(names: Sequence[str], setting: Setting) -> list[System]:
     systems: list[System] = []
     for name in names:
         if name == "hyades":
-            systems.append(Hyades(setting.memory))
+            systems.append(Hyades(setting.memory, cold=setting.cold))
         elif name == "hyades-mem":
-            systems.append(HyadesInMemory(setting.memory))
+            systems.append(HyadesInMemory(setting.memory, cold=setting.cold))
         elif name in SYSTEMS:
             systems.append(Peer(name, setting.venv))
         else:

@@ -16,7 +16,9 @@ from hyades.deploy.bench.graphs import GraphFiles, named_graph, write_graph
 from hyades.deploy.bench.measure import Measurement, run_measured
 from hyades.deploy.bench.peers_venv import peers_python, peers_ready
 from hyades.deploy.bench.weights import ModelSpec, WeightFiles, write_weights
+from hyades.deploy.original import read_original
 from hyades.deploy.report.write import read_report
+from hyades.deploy.volumes import open_volume
 
 _WORKER = Path(__file__).with_name("peer_worker.py")
 _WORKER_COMMAND = (sys.executable, "-m", "hyades.deploy.bench.refresh_worker")
@@ -68,6 +70,8 @@ class Workplace:
         # cache keeps a graph's files for the many cases that share it
         self.graph = cache(self._graph)
         self.weights = cache(self._weights)
+        self.ingested: dict[str, Measurement] = {}  # by graph
+        self.warm: set[str] = set()  # kinds of model whose kernels are compiled
 
     def _graph(self, name: str) -> GraphFiles:
         return write_graph(named_graph(name), self.root / "graphs" / name)
@@ -165,9 +169,9 @@ class Hyades:
     name = "hyades"
     confined = True
 
-    def __init__(self, memory: int) -> None:
+    def __init__(self, memory: int, *, cold: bool = True) -> None:
         self._memory = memory  # budget where the case has no limit
-        self._ingested: dict[str, Measurement] = {}
+        self._cold = cold  # whether the page cache is dropped before an ingest
 
     def obstacle(self, case: Case) -> str | None:
         """Say where a limit leaves no memory beside the process itself."""
@@ -180,17 +184,42 @@ class Hyades:
         return self._memory if case.limit is None else case.limit - PROCESS_BYTES
 
     def prepare(self, case: Case, work: Workplace) -> Measurement | None:
-        """Ingest the graph once."""
-        if case.graph not in self._ingested:
-            volume, files = work.volume(case.graph), work.graph(case.graph)
-            volume.parent.mkdir(parents=True, exist_ok=True)
-            volume.unlink(missing_ok=True)
+        """Compile the kernels of this kind of model, once, and ingest the graph, once."""
+        failed = self._warm_up(case, work)
+        if failed is not None:
+            return failed
+        if case.graph not in work.ingested:
+            work.ingested[case.graph] = self._ingest(case.graph, work.volume(case.graph), work)
+        return work.ingested[case.graph]
+
+    def _ingest(self, graph: str, volume: Path, work: Workplace, *more: str) -> Measurement:
+        files = work.graph(graph)
+        volume.parent.mkdir(parents=True, exist_ok=True)
+        command = [
+            _cli(), "ingest", "--edges", str(files.indptr), "--edges", str(files.indices),
+            "--features", str(files.features), "--memory", "1GiB", "--force", *more, str(volume),
+        ]  # fmt: skip
+        return run_measured(command, cold=self._cold)
+
+    def _warm_up(self, case: Case, work: Workplace) -> Measurement | None:
+        """Refresh the toy graph with a resident plan and with a log; return what failed."""
+        if case.model.kind in work.warm or case.graph == "toy":
+            return None
+        volume = work.root / "volumes" / "warm-up.vol"
+        runs = [self._ingest("toy", volume, work, "--range-rows", "256")]
+        width = named_graph("toy").width
+        model = work.weights(ModelSpec(case.model.kind, (width, width, width))).model
+        for plan in ("resident", "log:2"):
             command = [
-                _cli(), "ingest", "--edges", str(files.indptr), "--edges", str(files.indices),
-                "--features", str(files.features), "--memory", "1GiB", str(volume),
+                _cli(), "refresh", str(volume), "--model", str(model), "--out", "warm", "--force",
+                "--no-report", "--memory", "1GiB", "--plan", plan,
             ]  # fmt: skip
-            self._ingested[case.graph] = run_measured(command)
-        return self._ingested[case.graph]
+            runs.append(run_measured(command, cold=False))
+        for run in runs:
+            if run.outcome != "ok":
+                return run
+        work.warm.add(case.model.kind)
+        return None
 
     def command(self, case: Case, work: Workplace) -> list[str]:
         """Return the command line."""
@@ -223,10 +252,8 @@ class Hyades:
 
     def sample(self, case: Case, work: Workplace) -> NDArray[np.float32] | None:
         """Read the output from the volume."""
-        from hyades.deploy.api import open as open_volume
-
         with open_volume(str(work.volume(case.graph))) as volume:
-            rows: NDArray[np.float32] = volume.read("bench", rows=work.rows(case.graph))
+            rows: NDArray[np.float32] = read_original(volume, "bench", work.rows(case.graph))
         return rows
 
 
