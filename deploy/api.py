@@ -39,6 +39,7 @@ from hyades.gpu_side.program import lower_model
 from hyades.gpu_side.refresh import Refresh, RunOptions, drop_run, reserve_run
 from hyades.gpu_side.topology import Topology, load_topology
 from hyades.gpu_side.vertices import load_vertices
+from hyades.proxy.arena import release_arena
 from hyades.proxy.proxy import Proxy
 
 ProgressCallback = Callable[[str, int, int, str], None]
@@ -258,6 +259,7 @@ def refresh(
             # An interrupted run leaves nothing behind that still writes.
             proxy.stop(drain=run.finished)
             assemble.close_devices(devices)
+            release_arena(proxy.arena)
             if not run.finished:
                 store.rollback()
         options = {

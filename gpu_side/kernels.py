@@ -24,6 +24,7 @@ from hyades.gpu_side.vector import (
     max_2,
     max_4,
     max_8,
+    prefetch_row,
     sum_1,
     sum_2,
     sum_4,
@@ -62,6 +63,7 @@ from hyades.gpu_side.words import (
     SCRATCH_EDGES,
 )
 
+_AHEAD = 12  # segments whose state rows are on their way to the cache
 _NEGATIVE_INFINITY = np.float32(-np.inf)
 
 
@@ -294,6 +296,113 @@ def keep_sampled(
 
 
 @jit
+def _sum_piece(
+    g: Any, floats: Any, shorts: Any, factors: Any, lane_index: Any, state: Any, message: Any,
+    segments: Any, dst_at: Any, ends_at: Any, src_at: Any, weights: Any, record: Any, start: Any,
+) -> Any:  # fmt: skip
+    """run_piece for sums without sampling.
+
+    One flat loop: a call a segment costs more than a segment's edges, since numba passes every array
+    as seven words.
+    """
+    stride, width = g[G_STATE_STRIDE], g[G_AGG_WIDTH]
+    mstride, factor_at = g[G_MESSAGE_STRIDE], g[G_DST_FACTOR]
+    weighted = g[G_WEIGHTED] != 0
+    vertex = lane_index * g[G_RANGE]
+    begun = start
+    ahead = min(_AHEAD, segments) if record < 0 else 0
+    for segment in range(ahead):
+        prefetch_row(floats, state + np.int64(shorts[dst_at + segment]) * stride, width)
+    for segment in range(segments):
+        if ahead > 0 and segment + ahead < segments:
+            # States are touched far apart: without this every segment waits for memory.
+            later = np.int64(shorts[dst_at + segment + ahead])
+            prefetch_row(floats, state + later * stride, width)
+        end = np.int64(shorts[ends_at + segment])
+        local = np.int64(shorts[dst_at + segment])
+        out = state + local * stride if record < 0 else record + segment * stride
+        factor = factors[factor_at + vertex + local] if factor_at >= 0 else np.float32(1.0)
+        first, last = src_at + start, src_at + end
+        column = np.int64(0)
+        if weighted:
+            weight = weights + start
+            while column + 128 <= width:
+                weighted_8(
+                    floats,
+                    shorts,
+                    first,
+                    last,
+                    message + column,
+                    mstride,
+                    out + column,
+                    factor,
+                    weight,
+                )
+                column += 128
+            if column + 64 <= width:
+                weighted_4(
+                    floats,
+                    shorts,
+                    first,
+                    last,
+                    message + column,
+                    mstride,
+                    out + column,
+                    factor,
+                    weight,
+                )
+                column += 64
+            if column + 32 <= width:
+                weighted_2(
+                    floats,
+                    shorts,
+                    first,
+                    last,
+                    message + column,
+                    mstride,
+                    out + column,
+                    factor,
+                    weight,
+                )
+                column += 32
+            if column + 16 <= width:
+                weighted_1(
+                    floats,
+                    shorts,
+                    first,
+                    last,
+                    message + column,
+                    mstride,
+                    out + column,
+                    factor,
+                    weight,
+                )
+        else:
+            while column + 128 <= width:
+                sum_8(
+                    floats, shorts, first, last, message + column, mstride, out + column, factor, 0
+                )
+                column += 128
+            if column + 64 <= width:
+                sum_4(
+                    floats, shorts, first, last, message + column, mstride, out + column, factor, 0
+                )
+                column += 64
+            if column + 32 <= width:
+                sum_2(
+                    floats, shorts, first, last, message + column, mstride, out + column, factor, 0
+                )
+                column += 32
+            if column + 16 <= width:
+                sum_1(
+                    floats, shorts, first, last, message + column, mstride, out + column, factor, 0
+                )
+        start = end
+    sync_lanes()
+    return start - begun
+
+
+@jit
 def run_piece(
     g: Any, s: Any, floats: Any, shorts: Any, words: Any, factors: Any, worker: Any, lane_index: Any,
     state: Any, message: Any, segments: Any, dst_at: Any, ends_at: Any, src_at: Any, ranks: Any,
@@ -310,6 +419,11 @@ def run_piece(
     stride = g[G_STATE_STRIDE]
     scratch = g[G_SCRATCH_SHORTS] + worker * SCRATCH_EDGES
     scratch_weights = g[G_SCRATCH_FLOATS] + worker * SCRATCH_EDGES
+    if g[G_KIND] == KIND_SUM and g[G_FANOUT] == 0:
+        return _sum_piece(
+            g, floats, shorts, factors, lane_index, state, message, segments, dst_at, ends_at,
+            src_at, weights, record, start,
+        )  # fmt: skip
     taken = np.int64(0)
     for segment in range(segments):
         end = np.int64(shorts[ends_at + segment])

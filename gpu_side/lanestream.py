@@ -144,7 +144,7 @@ class LaneStream:
         records["object"], records["cookie"] = store.number, slots
         records["page"] = np.arange(buffer.pages.start, buffer.pages.stop)
         if op == Op.WRITE:
-            records["flags"] = int(RequestFlag.MAKE_CRC)
+            records["flags"] = int(RequestFlag.MAKE_CRC) if store.checked else 0
         elif self.check and store.crcs is not None:
             records["flags"] = int(RequestFlag.CHECK_CRC)
             records["crc"] = store.crcs[buffer.pages.start : buffer.pages.stop]

@@ -404,7 +404,10 @@ def _choose(
     chosen = min(fitting, key=lambda c: (c.bytes_moved, c.seconds, c.memory))
     # A little more traffic is worth much less arithmetic.
     close = [c for c in fitting if c.bytes_moved <= 1.01 * chosen.bytes_moved]
-    chosen = min(close, key=lambda c: (c.arithmetic, c.bytes_moved, c.memory))
+    least = min(c.arithmetic for c in close)
+    close = [c for c in close if c.arithmetic <= 1.02 * least]
+    # Projected states are the smaller ones: fewer pages to touch, and more left for hidden rows.
+    chosen = min(close, key=lambda c: (c.memory, c.arithmetic, c.bytes_moved))
     if stage.index in kept:
         written = chosen.bytes_written - _object_bytes(output)
         chosen = replace(chosen, bytes_written=written)

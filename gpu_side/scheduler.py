@@ -544,6 +544,7 @@ def post_output(
 ) -> None:  # fmt: skip
     """Post the pages of a lane whose rows are in place at arena byte *offset*; lbas is int64 [n]."""
     pages, nbytes = g[W.G_OUT_PAGES], g[W.G_OUT_PAGE_BYTES]
+    flags = MAKE if g[W.G_OUT_CHECK] != 0 else 0
     for index in range(pages):
         word = g[W.G_READY_OUT] + slot * pages + index
         if index >= lbas.shape[0]:  # the last lane may have fewer pages
@@ -551,7 +552,7 @@ def post_output(
             continue
         st_relaxed(ready, word, np.int64(0))
         post(
-            ring_words, control, WRITE, MAKE, g[W.G_OUT_DEVICE], word, lane_index + 1, lbas[index],
+            ring_words, control, WRITE, flags, g[W.G_OUT_DEVICE], word, lane_index + 1, lbas[index],
             offset + index * nbytes, nbytes, np.int64(0), g[W.G_OUT_OBJECT],
             lane_index * pages + index,
         )  # fmt: skip

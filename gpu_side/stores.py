@@ -27,6 +27,7 @@ class PageStoreInfo:
     shape: PageShape
     lbas: Ints
     crcs: Ints | None
+    checked: bool = True  # pages written get a checksum; rows kept in memory need none
 
     @property
     def page_bytes(self) -> int:
@@ -59,4 +60,4 @@ def memory_store(
     """Describe float32 rows kept on an in-memory device from block *first_lba* on."""
     blocks = shape.page_bytes // BLOCK
     lbas = first_lba + np.arange(shape.pages, dtype=np.int64) * blocks
-    return PageStoreInfo(name, number, device, np.dtype(np.float32), width, shape, lbas, None)
+    return PageStoreInfo(name, number, device, np.dtype(np.float32), width, shape, lbas, None, False)

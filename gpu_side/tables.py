@@ -147,6 +147,7 @@ class _PassBuilder:
         g[W.G_OUT_PAGES] = inputs.target.shape.pages_per_range
         g[W.G_OUT_PAGE_BYTES] = inputs.target.page_bytes
         g[W.G_OUT_DEVICE], g[W.G_OUT_OBJECT] = inputs.target.device, inputs.target.number
+        g[W.G_OUT_CHECK] = int(inputs.target.checked)
         g[W.G_KIND] = shape.kind
         g[W.G_WEIGHTED] = int(inputs.tiles.weights is not None)
         g[W.G_FANOUT], g[W.G_SEED] = inputs.sample.fanout, inputs.sample.seed

@@ -159,3 +159,23 @@ def _segment(vectors: int, kind: str, weighted: bool) -> Callable[..., Any]:
 sum_8, sum_4, sum_2, sum_1 = (_segment(n, "sum", False) for n in (8, 4, 2, 1))
 weighted_8, weighted_4, weighted_2, weighted_1 = (_segment(n, "sum", True) for n in (8, 4, 2, 1))
 max_8, max_4, max_2, max_1 = (_segment(n, "max", False) for n in (8, 4, 2, 1))
+
+
+@intrinsic
+def prefetch_row(_context: Any, floats: Any, at: Any, width: Any) -> Any:
+    """Ask for the cache lines of floats[at:at+width] for writing; nothing on CUDA."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if is_cuda(context):
+            return context.get_dummy_value()
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        i32 = ir.IntType(32)
+        pointer = ir.PointerType(ir.IntType(8))
+        kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        with cgutils.for_range_slice(builder, _const(0), args[2], _const(WIDTH)) as (column, _):
+            line = _address(builder, data, builder.add(args[1], column), _F32, ir.IntType(8))
+            builder.call(call, [line, i32(1), i32(3), i32(1)])
+        return context.get_dummy_value()
+
+    return types.void(floats, types.int64, types.int64), generate

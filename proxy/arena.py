@@ -27,6 +27,15 @@ def allocate_arena(nbytes: int) -> NDArray[np.uint8]:
     return memory[start : start + size]
 
 
+def release_arena(arena: NDArray[np.uint8]) -> None:
+    """Give the pages of *arena* back now, whoever still holds a reference to it; it reads as zeros."""
+    base: object = arena
+    while isinstance(base, (np.ndarray, memoryview)):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if isinstance(base, mmap.mmap):
+        base.madvise(mmap.MADV_DONTNEED)
+
+
 def check_arena(arena: NDArray[np.uint8], alignment: int, *, registered: bool) -> None:
     """Raise UsageError unless *arena* may be registered with a transport."""
     if registered:
