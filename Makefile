@@ -20,7 +20,7 @@ PEERS := .venv-peers
 PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
-INPUTS := pyproject.toml constraints.txt
+INPUTS := pyproject.toml constraints.txt Makefile
 
 # common/jit.py makes a folder per state of the kernel sources in here.
 export NUMBA_CACHE_DIR := $(CURDIR)/.numba_cache
