@@ -19,6 +19,7 @@ from hyades.deploy.ingest.sources import EdgeSource
 
 METHODS = ("none", "rcm", "hyades")
 ROUNDS = 5
+_SWEEPS = 4  # of the iteration before positions become ranks again; fewer need more rounds
 _BLOCK = 1 << 18
 _VERTEX_BYTES = 96  # offsets, degrees, positions, orders and their sorts
 # A hub has at least so many times the mean in-degree; at most so much of the vertices are hubs.
@@ -93,7 +94,7 @@ def _iterate(graph: Adjacency, progress: Progress) -> Order:
     centre = np.empty(vertices, np.float64)
     before = -1
     for turn in range(ROUNDS + 1):
-        if turn:
+        for _ in range(_SWEEPS if turn else 0):
             set_centres(*graph, position, centre)
             set_positions(*graph, centre, position)
         by_position = np.argsort(position, kind="stable")
