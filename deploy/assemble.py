@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hyades.common.layout import BLOCK
 from hyades.common.trace import Event
 from hyades.deploy.machine import this_machine
 from hyades.deploy.report import build
@@ -21,15 +20,11 @@ from hyades.proxy.arena import allocate_arena
 from hyades.proxy.proxy import Proxy
 from hyades.proxy.registry import open_transport
 from hyades.proxy.transport import Transport
-from hyades.proxy.transports.mem import MemoryStore, MemTransport
 
 
 def open_devices(url: str, plan: RunPlan) -> list[Transport]:
-    """Open device 0, the volume's pages, and device 1, hidden rows kept in memory, if any."""
-    devices: list[Transport] = [open_transport(url)]
-    if plan.kept_bytes:
-        devices.append(MemTransport(MemoryStore(plan.kept_bytes // BLOCK)))
-    return devices
+    """Open device 0: the volume's pages."""
+    return [open_transport(url)]
 
 
 def close_devices(devices: Sequence[Transport]) -> None:
@@ -39,8 +34,8 @@ def close_devices(devices: Sequence[Transport]) -> None:
 
 
 def make_arena(plan: RunPlan) -> NDArray[np.uint8]:
-    """Allocate the arena of a plan."""
-    return allocate_arena(plan.arena_bytes)
+    """Allocate the arena of a plan: what its stages use in turn, then hidden rows."""
+    return allocate_arena(plan.arena_bytes + plan.kept_bytes)
 
 
 def volume_traffic(proxy: Proxy) -> tuple[int, int]:

@@ -134,6 +134,8 @@ class LaneStream:
         buffer.pages = range(store.shape.first_page(lane), store.shape.first_page(lane + 1))
         buffer.generation += 1
         count = len(buffer.pages)
+        if store.in_memory:
+            return
         records = np.zeros(count, REQUEST)
         slots = buffer.slot + np.arange(count)
         self.port.ready[slots] = 0
@@ -144,7 +146,7 @@ class LaneStream:
         records["object"], records["cookie"] = store.number, slots
         records["page"] = np.arange(buffer.pages.start, buffer.pages.stop)
         if op == Op.WRITE:
-            records["flags"] = int(RequestFlag.MAKE_CRC) if store.checked else 0
+            records["flags"] = int(RequestFlag.MAKE_CRC)
         elif self.check and store.crcs is not None:
             records["flags"] = int(RequestFlag.CHECK_CRC)
             records["crc"] = store.crcs[buffer.pages.start : buffer.pages.stop]
@@ -160,6 +162,8 @@ class LaneStream:
             raise DeviceLost("the proxy stopped while pages were on the way")
 
     def _wait(self, buffer: _Buffer) -> None:
+        if buffer.store.in_memory:
+            return
         words = self.port.ready[buffer.slot : buffer.slot + len(buffer.pages)]
         while True:
             if np.any(words < 0):
@@ -169,12 +173,20 @@ class LaneStream:
             self._check_alive()
             time.sleep(5e-5)
 
+    def _place(self, buffer: _Buffer) -> int:
+        """Return where the pages of the buffer's lane lie in the arena."""
+        store = buffer.store
+        return (
+            store.arena_at + buffer.pages.start * store.page_bytes if store.in_memory else buffer.at
+        )
+
     def _rows(self, buffer: _Buffer, lane: int) -> Tensor:
         self._wait(buffer)
         store = buffer.store
         shape = store.shape
         rows = min(shape.range_rows, shape.rows - lane * shape.range_rows)
-        raw = self.port.arena[buffer.at : buffer.at + len(buffer.pages) * store.page_bytes]
+        at = self._place(buffer)
+        raw = self.port.arena[at : at + len(buffer.pages) * store.page_bytes]
         used = shape.rows_per_page * shape.row_bytes
         if used < store.page_bytes:
             raw = raw.reshape(-1, store.page_bytes)[:, :used].reshape(-1)
@@ -185,9 +197,10 @@ class LaneStream:
         assert buffer is not None and self.target is not None
         shape = self.target.shape
         count = shape.first_page(lane + 1) - shape.first_page(lane)
-        fill_pages(
-            self.target, rows, self.port.arena[buffer.at : buffer.at + count * shape.page_bytes]
-        )
+        first = shape.first_page(lane)
+        buffer.pages = range(first, first + count)
+        at = self._place(buffer)
+        fill_pages(self.target, rows, self.port.arena[at : at + count * shape.page_bytes])
         self._post(buffer, lane, Op.WRITE)
         self._wait(buffer)
         self.crcs[lane, :count] = self.port.crcs[buffer.slot : buffer.slot + count]

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hyades.common.catalog import RunInfo
-from hyades.common.layout import BLOCK
 from hyades.common.port import Port
 from hyades.common.trace import Advance, ScanCounters, Sink, Span
 from hyades.common.volume import Volume
@@ -41,7 +40,7 @@ from hyades.gpu_side.tables import PassInputs, TileStores
 from hyades.gpu_side.topology import Topology
 from hyades.gpu_side.vertices import sampled_factors
 
-VOLUME_DEVICE, MEMORY_DEVICE = 0, 1
+VOLUME_DEVICE = 0
 OBJECTS = ("input", "tiles", "ranks", "weights", "output", "log")
 
 
@@ -135,10 +134,8 @@ class Refresh:
         if not stage.keeps_output:
             info = self.volume.object(running_name(self.options.name, index, self.last))
             return volume_store(info, 0, VOLUME_DEVICE, None)
-        return memory_store(
-            f"hidden rows of stage {index}", 0, MEMORY_DEVICE, stage.stage.width, stage.output,
-            stage.hidden_at // BLOCK,
-        )  # fmt: skip
+        at = self.plan.arena_bytes + stage.hidden_at
+        return memory_store(f"hidden rows of stage {index}", stage.stage.width, stage.output, at)
 
     def _tile_stores(self, stage: StagePlan) -> TileStores:
         def store(name: str, number: int) -> PageStoreInfo:

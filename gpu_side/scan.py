@@ -135,7 +135,9 @@ class PassScan:
         inputs, tables = self.inputs, self.tables
         slot = position % int(tables.g[W.G_CHUNK_SLOTS])
         at = tables.input_at + slot * self.input_chunk
-        if chunk < inputs.candidate.pinned:
+        if inputs.source.in_memory:
+            at = inputs.source.arena_at + chunk * self.input_chunk
+        elif chunk < inputs.candidate.pinned:
             kept = tables.pinned_at + chunk * self.input_chunk
             if not inputs.held[chunk]:
                 self.port.arena[kept : kept + self.input_chunk] = self.port.arena[
@@ -230,10 +232,15 @@ class PassScan:
     def write_lane(self, lane: int, slot: int, y: Tensor) -> None:
         """Lay *y* out as pages in output slot *slot* and post them."""
         tables, target = self.tables, self.inputs.target
-        at = tables.out_at + slot * self.output_lane
         shape = target.shape
         pages = range(shape.first_page(lane), shape.first_page(lane + 1))
+        at = tables.out_at + slot * self.output_lane
+        if target.in_memory:
+            at = target.arena_at + pages.start * shape.page_bytes
         fill_pages(target, y, self.port.arena[at : at + len(pages) * shape.page_bytes])
+        if target.in_memory:
+            scheduler.keep_output(tables.g, tables.w, slot, lane)
+            return
         scheduler.post_output(
             tables.g, tables.w, self.port.ready, self.arguments[9], self.port.ring.control, slot,
             lane, target.lbas[pages.start : pages.stop], at,

@@ -538,13 +538,21 @@ def hold_output(g: Any, w: Any) -> Any:
 
 
 @jit
+def keep_output(g: Any, w: Any, slot: Any, lane_index: Any) -> None:
+    """Count a lane whose rows stay in the arena as done; its output slot is free again."""
+    st_release(w, g[W.G_W_DURABLE] + lane_index, np.int64(1))
+    st_release(w, g[W.G_W_OUT_STATE] + slot, np.int64(W.OUT_FREE))
+    atomic_add(w, W.C_OUT_CREDIT, np.int64(1))
+    atomic_add(w, W.C_DURABLE, np.int64(1))
+
+
+@jit
 def post_output(
     g: Any, w: Any, ready: Any, ring_words: Any, control: Any, slot: Any, lane_index: Any,
     lbas: Any, offset: Any,
 ) -> None:  # fmt: skip
     """Post the pages of a lane whose rows are in place at arena byte *offset*; lbas is int64 [n]."""
     pages, nbytes = g[W.G_OUT_PAGES], g[W.G_OUT_PAGE_BYTES]
-    flags = MAKE if g[W.G_OUT_CHECK] != 0 else 0
     for index in range(pages):
         word = g[W.G_READY_OUT] + slot * pages + index
         if index >= lbas.shape[0]:  # the last lane may have fewer pages
@@ -552,7 +560,7 @@ def post_output(
             continue
         st_relaxed(ready, word, np.int64(0))
         post(
-            ring_words, control, WRITE, flags, g[W.G_OUT_DEVICE], word, lane_index + 1, lbas[index],
+            ring_words, control, WRITE, MAKE, g[W.G_OUT_DEVICE], word, lane_index + 1, lbas[index],
             offset + index * nbytes, nbytes, np.int64(0), g[W.G_OUT_OBJECT],
             lane_index * pages + index,
         )  # fmt: skip

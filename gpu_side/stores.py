@@ -27,7 +27,12 @@ class PageStoreInfo:
     shape: PageShape
     lbas: Ints
     crcs: Ints | None
-    checked: bool = True  # pages written get a checksum; rows kept in memory need none
+    arena_at: int = -1  # rows kept in memory: where their pages lie in the arena
+
+    @property
+    def in_memory(self) -> bool:
+        """Say whether the pages stay in the arena: nothing moves, nothing is checked."""
+        return self.arena_at >= 0
 
     @property
     def page_bytes(self) -> int:
@@ -54,10 +59,7 @@ def volume_store(
     )
 
 
-def memory_store(
-    name: str, number: int, device: int, width: int, shape: PageShape, first_lba: int
-) -> PageStoreInfo:
-    """Describe float32 rows kept on an in-memory device from block *first_lba* on."""
-    blocks = shape.page_bytes // BLOCK
-    lbas = first_lba + np.arange(shape.pages, dtype=np.int64) * blocks
-    return PageStoreInfo(name, number, device, np.dtype(np.float32), width, shape, lbas, None, False)
+def memory_store(name: str, width: int, shape: PageShape, arena_at: int) -> PageStoreInfo:
+    """Describe float32 rows kept in the arena from byte *arena_at* on."""
+    absent = np.full(shape.pages, -1, np.int64)
+    return PageStoreInfo(name, 0, 0, np.dtype(np.float32), width, shape, absent, None, arena_at)

@@ -147,7 +147,6 @@ class _PassBuilder:
         g[W.G_OUT_PAGES] = inputs.target.shape.pages_per_range
         g[W.G_OUT_PAGE_BYTES] = inputs.target.page_bytes
         g[W.G_OUT_DEVICE], g[W.G_OUT_OBJECT] = inputs.target.device, inputs.target.number
-        g[W.G_OUT_CHECK] = int(inputs.target.checked)
         g[W.G_KIND] = shape.kind
         g[W.G_WEIGHTED] = int(inputs.tiles.weights is not None)
         g[W.G_FANOUT], g[W.G_SEED] = inputs.sample.fanout, inputs.sample.seed
@@ -194,7 +193,7 @@ class _PassBuilder:
         pages = self.chunks[:, None] * pages_per_chunk + np.arange(pages_per_chunk)
         exists = pages < inputs.source.shape.pages
         bounded = np.minimum(pages, max(inputs.source.shape.pages - 1, 0))
-        lbas = np.where(exists, inputs.source.lbas[bounded], -1)
+        lbas = np.where(exists, inputs.source.lbas[bounded], -1)  # -1: nothing to read
         lbas[inputs.held[self.chunks]] = -1
         crcs = inputs.source.crcs
         s.table(W.G_S_POSITION_TILE, self.position_tile)
