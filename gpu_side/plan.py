@@ -136,6 +136,11 @@ class RunPlan:
         """Bytes that all stages write to storage."""
         return sum(s.chosen.bytes_written for s in self.stages)
 
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes read and written."""
+        return self.bytes_read + self.bytes_written
+
 
 def _temporaries(candidate: Candidate) -> int:
     return candidate.sizes.temporaries if candidate.sizes else 0
@@ -439,28 +444,33 @@ def _price_rows(
 def _keep_hidden(
     request: PlanRequest, topology: Topology, plan: RunPlan, shapes: dict[int, PageShape]
 ) -> RunPlan:
-    """Keep hidden rows in memory where every stage that runs meanwhile still has its plan."""
+    """Keep hidden rows in memory where that moves fewer bytes in all."""
     readers = {s.index: s.index for s in request.stages}
     for stage in request.stages:
         for source in stage.inputs:
             readers[source.stage] = stage.index
     kept: list[HiddenRows] = []
-    places: dict[int, int] = {}
-    held = 0
-    arena = max(s.arena_bytes + _temporaries(s.chosen) for s in plan.stages)
     for stage in request.stages[:-1]:
         nbytes = _object_bytes(shapes[stage.index])
         trial = [*kept, HiddenRows(stage.index, readers[stage.index], nbytes)]
-        trial_places, total = place_hidden(trial)
-        if arena + total + plan.table_bytes <= request.memory:
-            kept, places, held = trial, trial_places, total
-    if not kept:
-        return plan
-    names = tuple(places)
+        other = _plan_holding(request, topology, shapes, plan.table_bytes, trial)
+        if other is not None and other.bytes_moved < plan.bytes_moved:
+            plan, kept = other, trial
+    return plan
+
+
+def _plan_holding(
+    request: PlanRequest, topology: Topology, shapes: dict[int, PageShape], tables: int,
+    held: list[HiddenRows],
+) -> RunPlan | None:  # fmt: skip
+    """Return the plan that keeps *held* in memory, or None where it leaves too little."""
+    places, total = place_hidden(held)
+    budget, names = request.memory - tables - total, tuple(places)
     stages = []
     for stage in request.stages:
-        budget = request.memory - plan.table_bytes - held
         candidates = _candidates(request, topology, stage, shapes, budget, names)
+        if not any(c.fits for c in candidates):
+            return None
         chosen = _choose(request, stage, candidates, shapes[stage.index], names)
         stages.append(replace(chosen, hidden_at=places.get(stage.index, 0)))
-    return RunPlan(tuple(stages), plan.table_bytes, request.memory)
+    return RunPlan(tuple(stages), tables, request.memory)

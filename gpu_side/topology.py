@@ -1,6 +1,6 @@
 """The directory of tiles as the planner and the scans see it: pieces by page, by lane and by chunk."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ class Topology:
     lowest_lane: Ints  # [pages]: first lane in the page
     highest_lane: Ints  # [pages]
     lane_pieces: Ints  # [chunks]: pieces of each lane
+    windows: "dict[int, Windows]" = field(default_factory=dict, repr=False)  # found, by length
 
     @property
     def pages(self) -> int:
@@ -123,6 +124,8 @@ def _best_windows(
 
 def choose_windows(topology: Topology, length: int, rows: Ints) -> Windows:
     """Place a window of *length* chunks for every lane; *rows* are the vertices of each lane."""
+    if length in topology.windows:
+        return topology.windows[length]
     chunks = topology.chunks
     lanes = topology.directory["lane"].astype(np.int64)
     order = np.argsort(lanes, kind="stable")
@@ -136,9 +139,10 @@ def choose_windows(topology: Topology, length: int, rows: Ints) -> Windows:
     whole = (opens == 0) & (closes == topology.lane_pieces - 1)
     slots, follows, owners = _chain(start, length)
     logged = np.where(whole, 0, outside + rows)
-    return Windows(
+    topology.windows[length] = Windows(
         length, start, opens, closes, slots, follows, owners, len(owners), logged, whole
     )  # fmt: skip
+    return topology.windows[length]
 
 
 def _chain(start: Ints, length: int) -> tuple[Ints, Ints, Ints]:
