@@ -6,8 +6,8 @@ It knows devices and pages and nothing about graphs.  Rules:
 2. Requests in flight to the same blocks have no order, but for FLUSH: it is answered when all
    writes that came before it are answered and durable.
 3. Status.IO, SHORT and TIMEOUT are retried; a read whose checksum is wrong is read once more.
-4. Whatever goes wrong in the thread sets the ring's FAILED word and answers what it knows of with
-   Status.LOST: nobody waits for ever.
+4. Whatever goes wrong in the thread sets the ring's FAILED word; all that is under way, and all
+   that is posted until `stop`, is answered with Status.LOST: nobody waits for ever.
 Must stay in sync: common/port.py says the same from the scheduler's side.
 """
 
@@ -178,6 +178,9 @@ class Proxy:
             self._error = error
             store_word(self.ring.control, FAILED, 1)
             self._abandon(Status.LOST)
+            while not self._draining[0]:
+                self._wait_for_ring(_LONGEST_NAP)
+                self._answer_ring(Status.LOST)
         self._trace()
 
     def _loop(self) -> None:
@@ -317,9 +320,12 @@ class Proxy:
         if self._draining[0]:
             return False
         nap = min(_NAP << quiet, _LONGEST_NAP)
-        _idle(self.ring.words.reshape(-1), self.ring.control, self._draining, nap)
+        self._wait_for_ring(nap)
         self._idle += time.perf_counter() - begin
         return True
+
+    def _wait_for_ring(self, nap: int) -> None:
+        _idle(self.ring.words.reshape(-1), self.ring.control, self._draining, nap)
 
     def _trace(self) -> None:
         if self._busy_since:
@@ -343,6 +349,9 @@ class Proxy:
         ended = transfers.abandon(self._jobs, int(status), self._ended)
         args = (self._jobs, self._free, self._spans, self._shared, self.arena, self.ready)
         transfers.publish(self._ended[:ended], *args, self._rows)
+        self._answer_ring(status)
+
+    def _answer_ring(self, status: Status) -> None:
         while count := self.ring.pop(self._batch):
             slots = self._batch["slot"][:count]
             for slot in slots[slots < len(self.ready)].tolist():

@@ -79,6 +79,18 @@ def test_one_bad_page_does_not_fail_its_neighbours(kind):
         assert [f.page for f in rig.proxy.failures()] == [3]
 
 
+def test_a_page_that_failed_is_not_joined_to_neighbours_again():
+    rig, _ = rig_with(Fault("io", lbas=(6, 7)), depth=1, delay=0.01, rig_options={"start": False})
+    with rig:
+        batch = rig.post(rig.request(Op.READ, 3, 3), rig.request(Op.READ, 9, 9))
+        rig.proxy.start()
+        while not rig.proxy.stats()["transfers"]:
+            time.sleep(0.0001)
+        later = rig.post(rig.request(Op.READ, 2, 2), rig.request(Op.READ, 4, 4))
+        assert rig.results(np.concatenate([batch, later])) == [Status.IO, OK, OK, OK]
+        assert rig.proxy.stats()["neighbours"] == 0
+
+
 def test_a_failed_piece_fails_the_long_request():
     rig, _ = rig_with(
         Fault("io", lbas=(21, 22)), limit=BLOCK, rig_options={"page_blocks": 8, "slots": 8}
@@ -210,6 +222,8 @@ def test_a_crash_of_the_transport_reaches_everybody(at):
         death = rig.proxy.death()
         assert isinstance(death, RuntimeError)
         assert "crash on purpose" in str(death)
+        later = rig.post(rig.reads([40, 41]))
+        assert rig.results(later) == [Status.LOST] * 2
     finally:
         rig.proxy.stop()
         device.close()

@@ -275,9 +275,11 @@ def on_descriptor(request):
     def make(fd):
         engine = ENGINE_TYPES[request.param](Geometry(fd, 4, 1 << 20, True, 1 << 20))
         made.append(engine)
-        engine.register(allocate_arena(4 * BLOCK))
+        make.arenas.append(allocate_arena(4 * BLOCK))
+        engine.register(make.arenas[-1])
         return engine
 
+    make.arenas = []
     yield make
     for engine in made:
         engine.close()
@@ -327,6 +329,26 @@ def test_a_read_that_takes_long(on_descriptor):
         assert time.monotonic() - begin < 10
         assert collect(engine, 1) == [(Status.OK, BLOCK)]
         timer.join()
+    finally:
+        os.close(writer)
+        os.close(reader)
+
+
+@pytest.mark.parametrize("on_descriptor", ENGINES[:1], indirect=True)
+def test_short_transfers_of_the_kernel_are_continued(on_descriptor):
+    """A pipe gives what it has: three blocks in three parts, each into its place."""
+    reader, writer = os.pipe()
+    try:
+        engine = on_descriptor(reader)
+        words = records((Op.READ, 0, 3, 1)).view(np.int64).reshape(-1, 8)
+        assert engine.submit(words, 1 << 20) == 1
+        for part in range(3):
+            assert engine.poll(np.zeros((4, 3), np.int64)) == 0
+            os.write(writer, bytes([part + 1]) * BLOCK)
+            engine.wait(5)
+        assert collect(engine, 1) == [(Status.OK, 3 * BLOCK)]
+        blocks = on_descriptor.arenas[0].reshape(-1, BLOCK)
+        assert [set(row.tolist()) for row in blocks] == [{0}, {1}, {2}, {3}]
     finally:
         os.close(writer)
         os.close(reader)

@@ -11,7 +11,7 @@ from tests.reference.rig import Rig, store_of
 
 from hyades.common.checksum import crc32c
 from hyades.common.errors import UsageError
-from hyades.common.layout import BLOCK, REQUEST, Op, RequestFlag, Status
+from hyades.common.layout import BLOCK, REQUEST, RQ_OP, Op, RequestFlag, Status
 from hyades.common.ring import Ring
 from hyades.common.trace import ListSink
 from hyades.proxy.arena import allocate_arena
@@ -124,10 +124,20 @@ def test_duplicate_reads_are_read_once_and_copied():
         assert stats["transfers"] == 5 - stats["duplicates"]  # the unchecked one is another request
 
 
+class ReadsFirst(MemTransport):
+    """Runs the reads of a batch before its writes, as a device may."""
+
+    def _transfer(self, batch, out, arena):
+        order = np.argsort(batch[:, RQ_OP] & 0xFF, kind="stable")
+        sorted_out = out[order]
+        super()._transfer(batch[order], sorted_out, arena)
+        out[order] = sorted_out
+
+
 def test_a_read_after_an_answered_write_never_sees_older_bytes():
     """An older read of the same page is still in flight: the new read must not become its twin."""
     store = MemoryStore(8)
-    device = FaultyTransport(MemTransport(store), FaultPlan(delay=0.02, seed=4))
+    device = FaultyTransport(ReadsFirst(store), FaultPlan(delay=0.02, seed=4))
     with Rig([device], slots=4) as rig:
         for value in range(1, 40):
             rig.slot(1)[:] = value
