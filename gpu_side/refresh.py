@@ -25,7 +25,7 @@ from hyades.common.trace import Advance, ScanCounters, Sink, Span
 from hyades.common.volume import Volume
 from hyades.gpu_side import words as W
 from hyades.gpu_side.buffers import LOG_PAGE
-from hyades.gpu_side.devices.cpu import CpuDevice, single_threaded_torch
+from hyades.gpu_side.devices.cpu import CpuDevice, short_switch_interval, single_threaded_torch
 from hyades.gpu_side.factors import Factors, Sample, VertexTables
 from hyades.gpu_side.failure import explain_failure
 from hyades.gpu_side.lanestream import LaneStream, ReadFailed
@@ -164,7 +164,7 @@ class Refresh:
 
     def run(self) -> None:
         """Run every stage that is not done; the output is complete and committed afterwards."""
-        with single_threaded_torch():
+        with single_threaded_torch(), short_switch_interval():
             for stage in self.plan.stages:
                 begin, before = time.perf_counter(), self._traffic()
                 todo = self._todo(stage)

@@ -17,7 +17,6 @@ from torch import Tensor
 from hyades.common.port import Port
 from hyades.gpu_side import scheduler
 from hyades.gpu_side import words as W
-from hyades.gpu_side.log import hand_on
 from hyades.gpu_side.models.ir import Conv, Linear
 from hyades.gpu_side.program import Stage
 from hyades.gpu_side.rowops import Moments, apply_row_op, apply_row_ops
@@ -106,6 +105,11 @@ class PassScan:
     # --- landing
 
     def land(self, position: int) -> None:
+        """Make a position's rows and let its tiles run."""
+        self.land_rows(position)
+        scheduler.landed(self.tables.g, self.tables.w, self.tables.s, position)
+
+    def land_rows(self, position: int) -> None:
         """Make the message rows of a position, and its own rows where they are wanted."""
         tables, shape = self.tables, self.shape
         g = tables.g
@@ -125,7 +129,6 @@ class PassScan:
             if wants_own:
                 self._land_own(x, own[at : at + count])
             at += count
-        scheduler.landed(g, tables.w, tables.s, position)
 
     def _matrix(self, at: int, rows: int, stride: int) -> Tensor:
         return torch.from_numpy(self.floats[at : at + rows * stride].reshape(rows, stride))
@@ -192,9 +195,22 @@ class PassScan:
     # --- finalising
 
     def finalise(self, lane: int, home: int | None = None) -> None:
-        """Turn a complete lane's state into rows of the output and post its pages."""
+        """Turn a complete lane's state into rows of the output and post its pages.
+
+        *home* is the state slot of a lane that was merged; else the lane's own is used and freed.
+        """
         tables = self.tables
         slot = int(scheduler.hold_output(tables.g, tables.w))
+        self.finalise_rows(lane, slot, home)
+        publish = scheduler.finalised if home is None else scheduler.post_output
+        publish(
+            tables.g, tables.w, tables.s, self.port.ready, self.arguments[9],
+            self.port.ring.control, slot, lane,
+        )  # fmt: skip
+
+    def finalise_rows(self, lane: int, slot: int, home: int | None = None) -> None:
+        """Turn a complete lane's state into the pages of output slot *slot*."""
+        tables = self.tables
         rows = min(self.range_rows, self.inputs.vertices - lane * self.range_rows)
         stride = self.shape.state_stride
         place = int(self._slots[lane]) if home is None else home
@@ -203,9 +219,7 @@ class PassScan:
         y = apply_row_ops(self.stage.after, y)
         if self.sums is not None:
             self.sums.add(lane, y)
-        self.write_lane(lane, slot, y)
-        if home is None and self.inputs.candidate.windows is not None:
-            hand_on(tables.g, tables.w, tables.s, lane)  # the rows are out of the state by now
+        self._fill_lane(lane, slot, y)
 
     def _combine(self, state: Tensor) -> Tensor:
         """Return y of the model's IR from state rows."""
@@ -229,22 +243,14 @@ class PassScan:
         parts = y.reshape(len(y), heads, -1) / total
         return parts.mean(dim=1) if self.conv.mean_heads else parts.flatten(1)
 
-    def write_lane(self, lane: int, slot: int, y: Tensor) -> None:
-        """Lay *y* out as pages in output slot *slot* and post them."""
+    def _fill_lane(self, lane: int, slot: int, y: Tensor) -> None:
         tables, target = self.tables, self.inputs.target
         shape = target.shape
-        pages = range(shape.first_page(lane), shape.first_page(lane + 1))
+        first, last = shape.first_page(lane), shape.first_page(lane + 1)
         at = tables.out_at + slot * self.output_lane
         if target.in_memory:
-            at = target.arena_at + pages.start * shape.page_bytes
-        fill_pages(target, y, self.port.arena[at : at + len(pages) * shape.page_bytes])
-        if target.in_memory:
-            scheduler.keep_output(tables.g, tables.w, slot, lane)
-            return
-        scheduler.post_output(
-            tables.g, tables.w, self.port.ready, self.arguments[9], self.port.ring.control, slot,
-            lane, target.lbas[pages.start : pages.stop], at,
-        )  # fmt: skip
+            at = target.arena_at + first * shape.page_bytes
+        fill_pages(target, y, self.port.arena[at : at + (last - first) * shape.page_bytes])
 
     # --- what the coordinator asks
 

@@ -452,7 +452,8 @@ def _take_lane(g: Any, w: Any) -> Any:
 
 
 @jit
-def _back_off(idle: Any) -> None:
+def back_off(idle: Any) -> None:
+    """Wait a moment, longer the more rounds in a row were idle."""
     if idle < _SPINS:
         pause(50)
     elif idle < 2 * _SPINS:
@@ -462,7 +463,8 @@ def _back_off(idle: Any) -> None:
 
 
 @jit
-def _stopped(w: Any, control: Any) -> Any:
+def stopped(w: Any, control: Any) -> Any:
+    """Say whether every loop must leave."""
     return (
         ld_acquire(w, W.C_ERROR) != 0
         or ld_acquire_sys(control, ring.STOP) != 0
@@ -488,7 +490,7 @@ def advance(
             bump(w, stats + W.ST_BUSY_TICKS, now - before)
             idle = np.int64(0)
         elif action == 0:
-            _back_off(idle)
+            back_off(idle)
             idle += 1
             bump(w, stats + W.ST_IDLE, 1)
             bump(w, stats + W.ST_IDLE_TICKS, ticks() - before)
@@ -504,7 +506,7 @@ def _step(
     ready: Any, crcs: Any, ring_words: Any, control: Any, slope: Any,
 ) -> Any:  # fmt: skip
     """One round: return -1 after progress, 0 when idle, or an action + 1."""
-    if _stopped(w, control):
+    if stopped(w, control):
         return np.int64((W.A_ABORT << W.ACTION_SHIFT) + 1)
     posted = issue(g, w, s, ready, crcs, ring_words, control)
     if posted > 0:
@@ -538,7 +540,7 @@ def hold_output(g: Any, w: Any) -> Any:
 
 
 @jit
-def keep_output(g: Any, w: Any, slot: Any, lane_index: Any) -> None:
+def _keep_output(g: Any, w: Any, slot: Any, lane_index: Any) -> None:
     """Count a lane whose rows stay in the arena as done; its output slot is free again."""
     st_release(w, g[W.G_W_DURABLE] + lane_index, np.int64(1))
     st_release(w, g[W.G_W_OUT_STATE] + slot, np.int64(W.OUT_FREE))
@@ -548,20 +550,33 @@ def keep_output(g: Any, w: Any, slot: Any, lane_index: Any) -> None:
 
 @jit
 def post_output(
-    g: Any, w: Any, ready: Any, ring_words: Any, control: Any, slot: Any, lane_index: Any,
-    lbas: Any, offset: Any,
-) -> None:  # fmt: skip
-    """Post the pages of a lane whose rows are in place at arena byte *offset*; lbas is int64 [n]."""
+    g: Any, w: Any, s: Any, ready: Any, ring_words: Any, control: Any, slot: Any, lane_index: Any
+) -> None:
+    """Post the pages of a lane whose rows are in place in output slot *slot*."""
     pages, nbytes = g[W.G_OUT_PAGES], g[W.G_OUT_PAGE_BYTES]
+    lbas = g[W.G_S_OUT_LBA] + lane_index * pages
+    if s[lbas] < 0:
+        _keep_output(g, w, slot, lane_index)
+        return
     for index in range(pages):
         word = g[W.G_READY_OUT] + slot * pages + index
-        if index >= lbas.shape[0]:  # the last lane may have fewer pages
+        if s[lbas + index] < 0:  # the last lane may have fewer pages
             st_relaxed(ready, word, lane_index + 1)
             continue
         st_relaxed(ready, word, np.int64(0))
         post(
-            ring_words, control, WRITE, MAKE, g[W.G_OUT_DEVICE], word, lane_index + 1, lbas[index],
-            offset + index * nbytes, nbytes, np.int64(0), g[W.G_OUT_OBJECT],
-            lane_index * pages + index,
+            ring_words, control, WRITE, MAKE, g[W.G_OUT_DEVICE], word, lane_index + 1, s[lbas + index],
+            g[W.G_OUT_AT] + (slot * pages + index) * nbytes, nbytes, np.int64(0),
+            g[W.G_OUT_OBJECT], lane_index * pages + index,
         )  # fmt: skip
     st_release(w, g[W.G_W_OUT_STATE] + slot, lane_index + W.OUT_POSTED)
+
+
+@jit
+def finalised(
+    g: Any, w: Any, s: Any, ready: Any, ring_words: Any, control: Any, slot: Any, lane_index: Any
+) -> None:
+    """After a lane's state became rows in output slot *slot*: free the state, post the pages."""
+    if g[W.G_LOGGING] != 0:
+        log.hand_on(g, w, s, lane_index)
+    post_output(g, w, s, ready, ring_words, control, slot, lane_index)

@@ -163,6 +163,7 @@ class _PassBuilder:
         g[W.G_WEIGHT_AT] = arena.take(tile_bytes if self.inputs.tiles.weights else 0)
         g[W.G_MESSAGE_AT] = arena.take(buffers.message_slots * sizes.message) // 4
         out_at = arena.take(buffers.out_slots * sizes.output_lane)
+        g[W.G_OUT_AT] = out_at
         g[W.G_SCRATCH_SHORTS] = arena.take(self.inputs.workers * W.SCRATCH_EDGES * 2) // 2
         g[W.G_SCRATCH_FLOATS] = arena.take(self.inputs.workers * W.SCRATCH_EDGES * 4) // 4
         state_at = arena.take(self.inputs.candidate.state_slots * sizes.state)
@@ -228,6 +229,10 @@ class _PassBuilder:
             s.table(W.G_S_LANE_CLOSE, windows.closes)
             self.lanes_total = int(np.count_nonzero(windows.whole[self.lanes]))
         s.table(W.G_S_LANE_SLOT, slot)
+        target = inputs.target
+        out = np.full(lanes * target.shape.pages_per_range, -1, np.int64)
+        out[: target.shape.pages] = target.lbas[: target.shape.pages]
+        s.table(W.G_S_OUT_LBA, out)
         s.table(W.G_S_LANE_LAST, inputs.topology.lane_pieces - 1)
         originals = inputs.vertex_tables.originals
         if inputs.sample.fanout > 0:
