@@ -57,7 +57,7 @@ def _before(key: Any, a: Any, b: Any) -> Any:
 
 
 @jit
-def _sift_up(heap: Any, where: Any, key: Any, at: int) -> None:
+def _sift_up(heap: Any, where: Any, key: Any, at: Any) -> None:
     v = heap[at]
     while at > 0:
         parent = (at - 1) >> 1
@@ -71,7 +71,7 @@ def _sift_up(heap: Any, where: Any, key: Any, at: int) -> None:
 
 
 @jit
-def _sift_down(heap: Any, where: Any, key: Any, size: int, at: int) -> None:
+def _sift_down(heap: Any, where: Any, key: Any, size: int, at: Any) -> None:
     v = heap[at]
     while True:
         child = 2 * at + 1
@@ -89,7 +89,7 @@ def _sift_down(heap: Any, where: Any, key: Any, size: int, at: int) -> None:
 
 
 @jit
-def _remove(heap: Any, where: Any, key: Any, size: int, at: int, ordered: Any) -> int:
+def _remove(heap: Any, where: Any, key: Any, size: int, at: Any, ordered: Any) -> int:
     """Take the resident at heap position *at* out and return the new size."""
     where[heap[at]] = _ABSENT
     size -= 1

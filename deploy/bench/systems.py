@@ -98,18 +98,23 @@ class System(Protocol):
 
     def obstacle(self, case: Case, /) -> str | None:
         """Return why *case* cannot run, or None."""
+        ...
 
     def prepare(self, case: Case, work: Workplace, /) -> Measurement | None:
         """Make what the system needs besides the graph's files; return what that cost."""
+        ...
 
     def command(self, case: Case, work: Workplace, /) -> list[str]:
         """Return the command that is measured."""
+        ...
 
     def detail(self, work: Workplace, /) -> Detail:
         """Return what the run that has just ended says of itself."""
+        ...
 
     def sample(self, case: Case, work: Workplace, /) -> NDArray[np.float32] | None:
         """Return the result for `work.rows` of the run that has just ended, where it is kept."""
+        ...
 
 
 class Peer:
@@ -268,8 +273,9 @@ class HyadesInMemory(Hyades):
         volume, result = str(work.volume(case.graph)), str(work.scratch / "result.json")
         return [*_WORKER_COMMAND, "--in-memory", result, volume, *self.options(case, work)]
 
-    def sample(self, _case: Case, _work: Workplace) -> None:
+    def sample(self, case: Case, work: Workplace) -> None:
         """Keep nothing: the output went with the process."""
+        del case, work
 
 
 def _cli() -> str:

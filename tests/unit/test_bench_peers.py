@@ -122,9 +122,8 @@ def test_pyg_inference_is_not_run_where_it_would_exhaust_the_machine(tmp_path: P
 
 
 def test_weights_are_those_of_pyg_and_the_same_for_a_seed(tmp_path: Path) -> None:
-    from torch_geometric.nn.models import GCN, GraphSAGE
-
-    for kind, zoo in (("sage", GraphSAGE), ("gcn", GCN)):
+    pyg = pytest.importorskip("torch_geometric.nn.models", reason="torch_geometric is absent")
+    for kind, zoo in (("sage", pyg.GraphSAGE), ("gcn", pyg.GCN)):
         spec = ModelSpec(kind, (5, 7, 7, 3))
         state = pyg_state(spec)
         wanted = {name: tuple(value.shape) for name, value in zoo(5, 7, 3, 3).state_dict().items()}
@@ -150,7 +149,7 @@ class Installs:
         self.commands.append(command)
         if "venv" in command:
             Path(command[-1]).mkdir()
-        if any(self.broken in word for word in command):
+        if any(word.startswith(self.broken) for word in command):
             raise BackendMissing(f"no {self.broken}")
 
 
