@@ -1,29 +1,64 @@
 """Turn failed requests into one of the five exceptions, naming object, page, LBA and status."""
 
+from hyades.common.catalog import Catalog
 from hyades.common.errors import DataError, DeviceLost, HyadesError, UsageError
 from hyades.common.layout import Status
-from hyades.common.port import Port
+from hyades.common.port import Failure, Port
+from hyades.common.volume import Volume
+
+VOLUME_DEVICE = 0
 
 
-def explain_failure(port: Port, volume: str, objects: tuple[str, ...]) -> HyadesError:
-    """Return the exception for the first failure of *port*; *objects* are named by number."""
-    failures = port.failures()
+def explain_failure(port: Port, volume: Volume) -> HyadesError:
+    """Return the exception for the first failure of *port*, whose device 0 holds *volume*."""
+    death, failures = port.death(), port.failures()
+    if isinstance(death, HyadesError):
+        return death
+    if death is not None:
+        lost = DeviceLost(
+            f"{volume.name}: the proxy ended early: {type(death).__name__}: {death};"
+            " --resume continues the run"
+        )
+        lost.__cause__ = death
+        return lost
+    # What was cancelled failed only because something else did.
+    failures = [f for f in failures if f.status != Status.CANCELLED] or failures
     if not failures:
-        death = port.death()
-        return DeviceLost(f"{volume}: the proxy stopped{f': {death}' if death else ''}")
+        return DeviceLost(f"{volume.name}: the run was stopped while pages were on the way")
     first = failures[0]
-    name = objects[first.object] if first.object < len(objects) else f"number {first.object}"
-    where = f"{volume}: object {name!r} page {first.page} (LBA {first.lba})"
-    verb = "write" if first.write else "read"
+    name, page = locate(volume.catalog, first)
+    where = f"{volume.name}: object {name!r} page {page} (LBA {first.lba})"
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+    return _error(first, where, more)
+
+
+def _error(first: Failure, where: str, more: str) -> HyadesError:
+    verb = "write" if first.write else "read"
     if first.status == Status.CRC:
         return DataError(
-            f"{where}: the page's CRC32C is wrong, twice{more}; run `hyades inspect --verify`,"
+            f"{where}: the page's CRC32C is wrong, twice (status CRC){more}; run `hyades inspect --verify`,"
             " then ingest again or restore the volume"
         )
     if first.status == Status.NO_SPACE:
-        return UsageError(f"{where}: no space left on the device{more}; free some, then --resume")
+        return UsageError(f"{where}: no space left on the device (status NO_SPACE){more}; free some, then --resume")
+    if first.status == Status.SHORT:
+        return DeviceLost(
+            f"{where}: {verb} moved fewer bytes than asked after retries (status SHORT){more}; was"
+            " the volume truncated? Check the device, then --resume"
+        )
     return DeviceLost(
         f"{where}: {verb} failed with status {first.status.name} after retries{more};"
         " check the device, then --resume"
     )
+
+
+def locate(catalog: Catalog, failure: Failure) -> tuple[str, int]:
+    """Return the object in whose extents the failed request lies, and the page."""
+    for info in catalog.objects.values():
+        before = 0
+        for extent in info.extents:
+            if extent.lba <= failure.lba < extent.end:
+                return info.name, before + (failure.lba - extent.lba) // info.page_blocks
+            before += extent.nblocks // info.page_blocks
+    return "(none)", failure.page
+

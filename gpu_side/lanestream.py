@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hyades.common.errors import DeviceLost
 from hyades.common.layout import REQUEST, Op, RequestFlag
 from hyades.common.port import Port
 from hyades.common.ring import FAILED, STOP
@@ -26,7 +25,7 @@ _DEPTH = 2
 
 
 class ReadFailed(Exception):  # noqa: N818 - internal: the coordinator turns it into one of the five
-    """A request of this stream failed; the port's failures say which."""
+    """A request failed (the port's failures say which), or the run was told to stop."""
 
 
 @dataclass(slots=True)
@@ -113,6 +112,7 @@ class LaneStream:
                 ahead.append((lane, buffers))
             if not ahead:
                 break
+            self._check_alive()
             lane, buffers = ahead.pop(0)
             blocks = [self._rows(buffer, lane) for buffer in buffers]
             result = function(lane, blocks)
@@ -159,7 +159,7 @@ class LaneStream:
 
     def _check_alive(self) -> None:
         if self.port.ring.control[FAILED] != 0 or self.port.ring.control[STOP] != 0:
-            raise DeviceLost("the proxy stopped while pages were on the way")
+            raise ReadFailed
 
     def _wait(self, buffer: _Buffer) -> None:
         if buffer.store.in_memory:

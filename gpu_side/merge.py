@@ -122,6 +122,7 @@ class LogMerge:
             ]
             for lane in mine:
                 clear_lane(g, self.scan.floats, int(lane), int(self.homes[lane]))
+            self._check()
             while number < len(self.pages) and self.page_groups[number] == group:
                 self._merge(worker, number)
                 number += 1
@@ -130,6 +131,7 @@ class LogMerge:
 
     def _merge(self, worker: int, number: int) -> None:
         scan, slot = self.scan, number % self.slots
+        self._check()
         self._await(number, slot)
         merge_page(
             scan.tables.g, scan.tables.s, scan.floats, scan.arguments[5], slot,

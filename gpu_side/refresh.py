@@ -27,7 +27,7 @@ from hyades.gpu_side import words as W
 from hyades.gpu_side.buffers import LOG_PAGE
 from hyades.gpu_side.devices.cpu import CpuDevice, short_switch_interval, single_threaded_torch
 from hyades.gpu_side.factors import Factors, Sample, VertexTables
-from hyades.gpu_side.failure import explain_failure
+from hyades.gpu_side.failure import VOLUME_DEVICE, explain_failure
 from hyades.gpu_side.lanestream import LaneStream, ReadFailed
 from hyades.gpu_side.merge import LogMerge, finish_log
 from hyades.gpu_side.plan import PlanRequest, RunPlan, StagePlan
@@ -39,9 +39,6 @@ from hyades.gpu_side.stores import PageStoreInfo, memory_store, volume_store
 from hyades.gpu_side.tables import PassInputs, TileStores
 from hyades.gpu_side.topology import Topology
 from hyades.gpu_side.vertices import sampled_factors
-
-VOLUME_DEVICE = 0
-OBJECTS = ("input", "tiles", "ranks", "weights", "output", "log")
 
 
 @dataclass(slots=True)
@@ -169,10 +166,14 @@ class Refresh:
                 begin, before = time.perf_counter(), self._traffic()
                 todo = self._todo(stage)
                 self.counters.lanes_resumed += int(np.count_nonzero(~todo))
-                if np.any(todo):
-                    self._run_stage(stage, todo)
-                if stage.stage.moments and self._is_read(stage):
-                    self._find_moments(stage)
+                try:
+                    if np.any(todo):
+                        self._run_stage(stage, todo)
+                    if stage.stage.moments and self._is_read(stage):
+                        self._find_moments(stage)
+                except ReadFailed:
+                    error = explain_failure(self.port, self.volume)
+                    raise error from error.__cause__
                 self.counters.stage_seconds.append(time.perf_counter() - begin)
                 after = self._traffic()
                 self.counters.stage_bytes.append((after[0] - before[0], after[1] - before[1]))
@@ -201,14 +202,10 @@ class Refresh:
 
     def _run_stage(self, stage: StagePlan, todo: NDArray[np.bool_]) -> None:
         sources = [self._checked_source(i.stage) for i in stage.stage.inputs]
-        try:
-            if stage.stage.conv is None:
-                self._run_rows(stage, sources, todo)
-            else:
-                self._run_conv(stage, sources[0], todo)
-        except ReadFailed:
-            names = (sources[0].name, "tiles", "ranks", "weights", "output", "log")
-            raise explain_failure(self.port, self.volume.name, names) from None
+        if stage.stage.conv is None:
+            self._run_rows(stage, sources, todo)
+        else:
+            self._run_conv(stage, sources[0], todo)
 
     def _run_conv(self, stage: StagePlan, source: PageStoreInfo, todo: NDArray[np.bool_]) -> None:
         conv, chosen = stage.stage.conv, stage.chosen
@@ -282,10 +279,7 @@ class Refresh:
         self.sink.emit(Span("merge", stage.stage.index, -1, begin, time.perf_counter()))
 
     def _raise_for(self, scan: PassScan) -> None:
-        death = self.port.death()
-        if death is not None:
-            raise death
-        if scan.stopped() != 0:
+        if scan.stopped() != 0 or self.port.death() is not None:
             raise ReadFailed
 
     # --- stages without edges
