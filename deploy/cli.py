@@ -1,9 +1,10 @@
 """The command `hyades`: parses, calls the library, prints.
 
 Exit codes: 0 done, 2 usage, 3 bad data, 4 a peer broke the protocol, 5 something is not installed,
-6 a device was lost, 130 interrupted.  An unexpected exception keeps its traceback.
+6 a device was lost, 130 interrupted, 143 terminated.  An unexpected exception keeps its traceback.
 """
 
+import signal
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from hyades.common.errors import (
     PeerError,
     UsageError,
 )
+from hyades.deploy.signals import Terminated, terminate
 
 EXIT_CODES: dict[type[HyadesError], int] = {
     UsageError: 2,
@@ -26,7 +28,7 @@ EXIT_CODES: dict[type[HyadesError], int] = {
     BackendMissing: 5,
     DeviceLost: 6,
 }
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 
 # In the order of `hyades --help`; a module is imported when its command runs.
 COMMANDS = {
@@ -70,6 +72,8 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except HyadesError as error:
             _fail(ctx, str(error), exit_code(error))
+        except Terminated as stop:
+            _fail(ctx, "; ".join(["terminated", *map(str, stop.args)]), TERMINATED)
         except KeyboardInterrupt as stop:
             _fail(ctx, "; ".join(["interrupted", *map(str, stop.args)]), INTERRUPTED)
 
@@ -102,5 +106,6 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; SIGTERM ends a command as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, terminate)
     cli(prog_name="hyades")

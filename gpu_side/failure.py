@@ -36,11 +36,14 @@ def _error(first: Failure, where: str, more: str) -> HyadesError:
     verb = "write" if first.write else "read"
     if first.status == Status.CRC:
         return DataError(
-            f"{where}: the page's CRC32C is wrong, twice (status CRC){more}; run `hyades inspect --verify`,"
-            " then ingest again or restore the volume"
+            f"{where}: the page's CRC32C is wrong, twice (status CRC){more};"
+            " run `hyades inspect --verify`, then ingest again or restore the volume"
         )
     if first.status == Status.NO_SPACE:
-        return UsageError(f"{where}: no space left on the device (status NO_SPACE){more}; free some, then --resume")
+        return UsageError(
+            f"{where}: no space left on the device (status NO_SPACE){more};"
+            " free some, then --resume"
+        )
     if first.status == Status.SHORT:
         return DeviceLost(
             f"{where}: {verb} moved fewer bytes than asked after retries (status SHORT){more}; was"
@@ -61,4 +64,3 @@ def locate(catalog: Catalog, failure: Failure) -> tuple[str, int]:
                 return info.name, before + (failure.lba - extent.lba) // info.page_blocks
             before += extent.nblocks // info.page_blocks
     return "(none)", failure.page
-

@@ -89,15 +89,18 @@ def command(
     if out is None:
         raise click.UsageError("Missing option '--out': the name of the output.")
     folder = None if no_report else report_dir or Path(f"{out}-report")
-    try:
-        with api.open(volume, writable=True) as opened, ProgressBar(force=progress) as bar:
+    with api.open(volume, writable=True) as opened, ProgressBar(force=progress) as bar:
+        try:
             result = api.refresh(
                 opened, model, out=out, resume=resume, force=force, progress=bar,
                 report_dir=folder, **options,
             )  # fmt: skip
-    except KeyboardInterrupt:
-        hint = "what was done is kept: add --resume to the same command to continue"
-        raise KeyboardInterrupt(hint) from None
+        except KeyboardInterrupt as stop:
+            run = opened.catalog.runs.get(out)
+            if run is None or run.state != "running":  # not yet, or no longer
+                raise
+            hint = "what was done is kept: add --resume to the same command to continue"
+            raise type(stop)(hint) from None
     click.echo(summary(result.report))
     if folder is not None:
         click.echo(f"report: {folder / HTML_NAME}")

@@ -13,6 +13,7 @@ from hyades.deploy.cli import cli
 from hyades.deploy.commands import refresh as refresh_command
 from hyades.deploy.commands.refresh import explain_table, summary
 from hyades.deploy.report.model import Candidate
+from hyades.deploy.signals import Terminated
 
 
 class FakeApi:
@@ -21,6 +22,7 @@ class FakeApi:
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.error: BaseException | None = None
+        self.catalog = SimpleNamespace(runs={"x": SimpleNamespace(state="running")})
 
     def open(self, url: str, writable: bool = False) -> "FakeApi":
         self.calls.append(("open", {"url": url, "writable": writable}))
@@ -156,6 +158,19 @@ def test_an_interrupted_run_says_how_to_resume(api: FakeApi) -> None:
         "hyades: interrupted; what was done is kept: add --resume to the same command to continue\n"
     )
     assert api.calls[-1][0] == "close"
+
+
+def test_an_interrupt_before_the_run_exists_promises_nothing(api: FakeApi) -> None:
+    api.error = KeyboardInterrupt()
+    result = hyades("refresh", "g.vol", "--model", "m.pt", "--out", "other")
+    assert (result.exit_code, result.stderr) == (130, "hyades: interrupted\n")
+
+
+def test_sigterm_is_treated_as_ctrl_c(api: FakeApi) -> None:
+    api.error = Terminated()
+    result = hyades("refresh", "g.vol", "--model", "m.pt", "--out", "x")
+    assert result.exit_code == 143
+    assert result.stderr.startswith("hyades: terminated; what was done is kept: add --resume")
 
 
 def test_an_error_is_one_line(api: FakeApi) -> None:
