@@ -29,6 +29,7 @@ from hyades.deploy.original import read_original
 from hyades.deploy.report.build import candidates_of
 from hyades.deploy.report.model import Candidate, Report
 from hyades.deploy.report.write import write_report
+from hyades.deploy.signals import one_signal_at_a_time
 from hyades.deploy.volumes import open_volume
 from hyades.gpu_side.fingerprint import fingerprint_run
 from hyades.gpu_side.models.checks import check_graph
@@ -41,6 +42,7 @@ from hyades.gpu_side.topology import Topology, load_topology
 from hyades.gpu_side.vertices import load_vertices
 from hyades.proxy.arena import release_arena
 from hyades.proxy.proxy import Proxy
+from hyades.proxy.transport import Transport
 
 ProgressCallback = Callable[[str, int, int, str], None]
 ModelSource = torch.nn.Module | Model | Path | str
@@ -217,51 +219,55 @@ def _take_up(volume: Volume, out: str, mark: str, resume: bool) -> None:
         volume.commit()  # its space is free for the new run
 
 
+def _put_together(
+    store: Volume, prepared: _Prepared, options: RunOptions, devices: Sequence[Transport],
+    events: _ProgressSink,
+) -> tuple[Refresh, Proxy]:  # fmt: skip
+    """Return a run and its proxy, not started."""
+    proxy = Proxy(
+        Ring.create(RING_SLOTS), np.zeros(RING_SLOTS, np.int64),
+        assemble.make_arena(prepared.plan), devices, events,
+    )  # fmt: skip
+    run = Refresh(
+        store, proxy.port(), prepared.request, prepared.plan, prepared.topology,
+        load_vertices(store), options, events, lambda: assemble.volume_traffic(proxy),
+    )  # fmt: skip
+    return run, proxy
+
+
 def refresh(
     volume: VolumeHandle | str | Path, model: ModelSource, *, out: str, memory: str | int = "2GiB",
     fanout: Sequence[int] | None = None, seed: int = 0, threads: int | None = None,
     dtype: str = "float32", plan: str | None = None, resume: bool = False, force: bool = False,
     progress: ProgressCallback | None = None, report_dir: str | Path | None = None,
-    sink: Sink | None = None,
+    sink: Sink | None = None, checkpoint_seconds: float = 2.0,
 ) -> RefreshResult:  # fmt: skip
-    """Compute *model* for every vertex and store the rows [V, D] as output *out*; see docs/api.md."""
+    """Compute *model* for every vertex; store the rows [V, D] as output *out*; see docs/api.md."""
     began, started = time.perf_counter(), datetime.now(UTC)
     if not 0 <= seed < 1 << 63:
         raise UsageError(f"--seed {seed}: from 0 to 2^63 - 1")
-    with _opened(volume, True) as handle:
+    with (
+        one_signal_at_a_time(), _opened(volume, True) as handle, assemble.MemoryWatch() as watch
+    ):  # fmt: skip
         store = handle.volume
         _check_name(store, out, resume, force)
         prepared = _prepare(handle, model, memory, fanout, threads, dtype, plan)
         mark = fingerprint_run(prepared.plan, seed, prepared.request.fanouts)
         _take_up(store, out, mark, resume)
-        watch = assemble.MemoryWatch()
         events = _ProgressSink(progress, sink, len(prepared.plan.stages))
-        if not resume:
-            reserve_run(store, prepared.plan, out, mark)
-        devices = assemble.open_devices(handle.url, prepared.plan)
-        ring = Ring.create(RING_SLOTS)
-        proxy = Proxy(
-            ring,
-            np.zeros(RING_SLOTS, np.int64),
-            assemble.make_arena(prepared.plan),
-            devices,
-            events,
-        )
-        run = Refresh(
-            store, proxy.port(), prepared.request, prepared.plan, prepared.topology,
-            load_vertices(store), RunOptions(out, seed), events,
-            lambda: assemble.volume_traffic(proxy),
-        )  # fmt: skip
-        proxy.start()
-        try:
-            run.run()
-        finally:
-            # An interrupted run leaves nothing behind that still writes.
-            proxy.stop(drain=run.finished)
-            assemble.close_devices(devices)
-            release_arena(proxy.arena)
-            if not run.finished:
-                store.rollback()
+        reserve_run(store, prepared.plan, out, mark)
+        settings = RunOptions(out, seed, checkpoint_seconds=checkpoint_seconds)
+        with assemble.opened_devices(handle.url, prepared.plan) as devices:
+            run, proxy = _put_together(store, prepared, settings, devices, events)
+            try:
+                proxy.start()
+                run.run()
+            finally:
+                # An interrupted run leaves nothing behind that still writes.
+                proxy.stop(drain=run.finished)
+                release_arena(proxy.arena)
+                if not run.finished:
+                    store.rollback()
         options = {
             "memory": str(memory), "threads": str(prepared.request.workers), "dtype": dtype,
             "fanout": "all" if fanout is None else ",".join(map(str, fanout)), "seed": str(seed),

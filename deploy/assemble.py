@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +28,15 @@ def open_devices(url: str, plan: RunPlan) -> list[Transport]:
     return [open_transport(url)]
 
 
-def close_devices(devices: Sequence[Transport]) -> None:
-    """Close every device."""
-    for device in devices:
-        device.close()
+@contextmanager
+def opened_devices(url: str, plan: RunPlan) -> Iterator[list[Transport]]:
+    """Open the devices of a run for the time of a block."""
+    devices = open_devices(url, plan)
+    try:
+        yield devices
+    finally:
+        for device in devices:
+            device.close()
 
 
 def make_arena(plan: RunPlan) -> NDArray[np.uint8]:
@@ -50,7 +56,7 @@ def _resident() -> int:
 
 
 class MemoryWatch:
-    """Samples the resident size of this process until it is read."""
+    """Samples the resident size of this process; a context manager."""
 
     def __init__(self, period: float = 0.02) -> None:
         self.baseline = self.peak = _resident()
@@ -61,14 +67,18 @@ class MemoryWatch:
 
     def _run(self) -> None:
         while not self._stop.wait(self._period):
-            self.peak = max(self.peak, _resident())
+            self.sample()
 
-    def finish(self) -> tuple[int, int]:
-        """Stop; return (baseline, peak) in bytes."""
+    def __enter__(self) -> "MemoryWatch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+
+    def sample(self) -> None:
+        """Look once more, now."""
         self.peak = max(self.peak, _resident())
-        return self.baseline, self.peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,7 @@ class Finished:
 def make_report(done: Finished) -> Report:
     """Return the report of a finished run."""
     graph, features = done.request.graph, done.request.features
-    baseline, peak = done.watch.finish()
+    done.watch.sample()
     stats = done.proxy.stats()
     read, written = volume_traffic(done.proxy)
     stages = [
@@ -116,7 +126,8 @@ def make_report(done: Finished) -> Report:
         ),
         machine=this_machine(f"cpu, {done.request.workers} threads"),
         memory=Memory(
-            budget=done.request.memory, predicted=done.plan.peak_bytes, baseline=baseline, peak=peak
+            budget=done.request.memory, predicted=done.plan.peak_bytes,
+            baseline=done.watch.baseline, peak=done.watch.peak,
         ),
         traffic=Traffic(
             intended=done.plan.bytes_read, read=read, written=written,

@@ -67,19 +67,23 @@ def running_name(run: str, stage: int, last: int) -> str:
 
 
 def reserve_run(volume: Volume, plan: RunPlan, name: str, fingerprint: str) -> None:
-    """Make room for every object of a run and commit it as running; UsageError on a full disk."""
-    graph = volume.catalog.graph
+    """Make room for every object of a run and commit it as running; UsageError on a full disk.
+
+    A resumed run has its objects, but for hidden rows that had a place in more memory before.
+    """
+    graph, has = volume.catalog.graph, volume.catalog.objects
     assert graph is not None
     last = len(plan.stages) - 1
     try:
         for stage in plan.stages:
-            if not stage.keeps_output:
+            thing = running_name(name, stage.stage.index, last)
+            if not stage.keeps_output and thing not in has:
                 volume.allocate_rows(
-                    running_name(name, stage.stage.index, last), f"float{8 * stage.output_itemsize}",
-                    graph.vertices, stage.stage.width, graph.range_rows,
+                    thing, f"float{8 * stage.output_itemsize}", graph.vertices, stage.stage.width,
+                    graph.range_rows,
                 )  # fmt: skip
         log_pages = max(s.chosen.log_pages for s in plan.stages)
-        if log_pages:
+        if log_pages and f"running/{name}/log" not in has:
             volume.allocate_pages(f"running/{name}/log", log_pages, LOG_PAGE)
         volume.catalog.runs[name] = RunInfo(name, "running", fingerprint)
         volume.commit()
