@@ -199,7 +199,7 @@ class _Permuted:
             self._pages.add(self._whole)
             return
         assert self._spill is not None
-        total = int(self._starts[-1])
+        total, row_bytes = int(self._starts[-1]), self._record["row"].itemsize
         for start, stop in zip(self._starts[:-1], self._starts[1:], strict=True):
             records = np.empty(stop - start, self._record)
             self._spill.read(int(start) * self._record.itemsize, records)
@@ -207,8 +207,7 @@ class _Permuted:
             rows[records["to"] - start] = records["row"]
             del records
             self._pages.add(rows)
-            done = int(stop) * rows.shape[1] * rows.itemsize
-            progress("reordering features", done, total * rows.shape[1] * rows.itemsize, "B")
+            progress("reordering features", int(stop) * row_bytes, total * row_bytes, "B")
 
     def close(self) -> None:
         """Give the temporary file back."""

@@ -28,21 +28,26 @@ class EdgeSource(Protocol):
     @property
     def name(self) -> str:
         """What error messages call it."""
+        ...
 
     @property
     def edges(self) -> int:
         """Number of edges, self loops and duplicates included."""
+        ...
 
     @property
     def vertices(self) -> int | None:
         """Number of vertices if the format states it."""
+        ...
 
     @property
     def weighted(self) -> bool:
         """Whether blocks carry weights."""
+        ...
 
     def blocks(self, size: int) -> Iterator[EdgeBlock]:
         """Yield all edges from the first, at most *size* at a time."""
+        ...
 
 
 class FeatureSource(Protocol):
@@ -51,21 +56,26 @@ class FeatureSource(Protocol):
     @property
     def name(self) -> str:
         """What error messages call it."""
+        ...
 
     @property
     def rows(self) -> int:
         """Number of rows."""
+        ...
 
     @property
     def width(self) -> int:
         """Number of columns."""
+        ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """What the rows are, as stored by the user."""
+        ...
 
     def blocks(self, size: int) -> Iterator[NDArray[Any]]:
         """Yield all rows from the first as [n, width], at most *size* rows at a time."""
+        ...
 
 
 @dataclass(frozen=True)

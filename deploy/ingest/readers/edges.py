@@ -239,17 +239,21 @@ class Values(Protocol):
     @property
     def name(self) -> str:
         """What error messages call it."""
+        ...
 
     @property
     def shape(self) -> tuple[int, ...]:
         """[E], or a matrix of one row or column."""
+        ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """What they are."""
+        ...
 
     def elements(self, start: int, count: int) -> NDArray[Any]:
         """Return *count* numbers from *start*."""
+        ...
 
 
 @dataclass(frozen=True)
