@@ -44,7 +44,8 @@ _ELECT = (
 )
 _SHARE = (
     "mov.b64 {lo,hi}, v; shfl.sync.idx.b32 lo, lo, 0, 31, 0xffffffff; "
-    "shfl.sync.idx.b32 hi, hi, 0, 31, 0xffffffff; mov.b64 $0, {lo,hi}; }"
+    "shfl.sync.idx.b32 hi, hi, 0, 31, 0xffffffff; mov.b64 $0, {lo,hi}; "
+    "bar.warp.sync 0xffffffff; }"  # shfl orders no memory: what lane 0 acquired is for all lanes
 )
 
 
@@ -152,6 +153,7 @@ def _special(name: str, cpu_value: int, register: str) -> Callable[[], int]:
 
 lane = _special("lane", 0, "laneid")
 lanes = _special("lanes", 1, "ntid.x")  # a CUDA block is one warp
+block = _special("block", 0, "ctaid.x")
 
 
 @intrinsic
