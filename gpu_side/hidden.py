@@ -1,4 +1,4 @@
-"""Where hidden rows lie on the memory device: rows that never meet share a place."""
+"""Where hidden rows lie in memory: rows that never meet share a place."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ class HiddenRows:
     stage: int
     last_reader: int
     nbytes: int
+    lanes: int = 0
 
 
 def place_hidden(rows: Sequence[HiddenRows]) -> tuple[dict[int, int], int]:

@@ -134,7 +134,7 @@ class LaneStream:
         buffer.pages = range(store.shape.first_page(lane), store.shape.first_page(lane + 1))
         buffer.generation += 1
         count = len(buffer.pages)
-        if store.in_memory:
+        if lane < store.kept:
             return
         records = np.zeros(count, REQUEST)
         slots = buffer.slot + np.arange(count)
@@ -162,7 +162,7 @@ class LaneStream:
             raise ReadFailed
 
     def _wait(self, buffer: _Buffer) -> None:
-        if buffer.store.in_memory:
+        if buffer.pages.start < buffer.store.shape.first_page(buffer.store.kept):
             return
         words = self.port.ready[buffer.slot : buffer.slot + len(buffer.pages)]
         while True:
@@ -177,7 +177,9 @@ class LaneStream:
         """Return where the pages of the buffer's lane lie in the arena."""
         store = buffer.store
         return (
-            store.arena_at + buffer.pages.start * store.page_bytes if store.in_memory else buffer.at
+            store.arena_at + buffer.pages.start * store.page_bytes
+            if buffer.pages.start < store.shape.first_page(store.kept)
+            else buffer.at
         )
 
     def _rows(self, buffer: _Buffer, lane: int) -> Tensor:

@@ -82,6 +82,11 @@ class Candidate:
         """Bytes read and written."""
         return self.bytes_read + self.bytes_written
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of input chunks kept for later passes."""
+        return self.pinned * self.sizes.input_chunk if self.sizes else 0
+
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
@@ -92,8 +97,13 @@ class StagePlan:
     candidates: tuple[Candidate, ...]
     output: PageShape
     output_itemsize: int
-    keeps_output: bool = False  # hidden rows stay in memory
-    hidden_at: int = 0  # their first byte on the memory device
+    kept: int = 0  # the first lanes, whose hidden rows stay in memory
+    hidden_at: int = 0  # their first byte behind the arena of the stages
+
+    @property
+    def keeps_output(self) -> bool:
+        """Say whether all hidden rows stay in memory: nothing of them is on the volume."""
+        return 0 < self.kept == self.output.ranges
 
     @property
     def arena_bytes(self) -> int:
@@ -117,7 +127,7 @@ class RunPlan:
     @property
     def kept_bytes(self) -> int:
         """Bytes of hidden rows kept in memory, at most at once."""
-        ends = [s.hidden_at + _object_bytes(s.output) for s in self.stages if s.keeps_output]
+        ends = [s.hidden_at + _kept_bytes(s.output, s.kept) for s in self.stages if s.kept]
         return max(ends, default=0)
 
     @property
@@ -150,6 +160,10 @@ def _object_bytes(shape: PageShape) -> int:
     return shape.pages * shape.page_bytes
 
 
+def _kept_bytes(shape: PageShape, lanes: int) -> int:
+    return shape.first_page(lanes) * shape.page_bytes if lanes else 0
+
+
 def table_bytes(request: PlanRequest, topology: Topology) -> int:
     """Return the bytes of per-vertex tables, factors, scores and the directory."""
     vertices = request.graph.vertices
@@ -169,7 +183,7 @@ class _StagePlanner:
 
     def __init__(
         self, request: PlanRequest, topology: Topology, stage: Stage, source: PageShape,
-        output: PageShape, budget: int, kept_input: bool,
+        output: PageShape, budget: int, kept_input: int,
     ) -> None:  # fmt: skip
         self.request = request
         self.topology = topology
@@ -177,7 +191,7 @@ class _StagePlanner:
         self.source = source
         self.output = output
         self.budget = budget
-        self.kept_input = kept_input
+        self.kept_input = kept_input  # chunks that are in memory from the start
         assert stage.conv is not None
         self.conv = stage.conv
         weighted = self.conv.edge_weight and request.graph.weighted
@@ -197,8 +211,7 @@ class _StagePlanner:
 
     def _input_bytes(self, chunks: NDArray[np.int64]) -> int:
         """Return the bytes of the input pages of *chunks* (all but the last are full)."""
-        if self.kept_input:
-            return 0
+        chunks = chunks[chunks >= self.kept_input]
         pages = len(chunks) * self.source.pages_per_range
         last = self.source.ranges - 1
         if len(chunks) and chunks[-1] == last:
@@ -225,8 +238,9 @@ class _StagePlanner:
         fits = memory + sizes.temporaries <= self.budget
         spare = self.budget - memory - sizes.temporaries
         pinned = 0
-        if len(groups) > 1 and not self.kept_input and fits:
-            pinned = max(0, min(spare // max(sizes.input_chunk, 1), self.topology.chunks))
+        if len(groups) > 1 and fits:
+            more = self.topology.chunks - self.kept_input
+            pinned = max(0, min(spare // max(sizes.input_chunk, 1), more))
         read, chunks_read = self._bytes_read(groups, pinned, sizes)
         written = _object_bytes(self.output)
         log_pages = 0
@@ -255,7 +269,7 @@ class _StagePlanner:
             chunks = np.unique(self.topology.page_chunk[pages])
             read += len(pages) * tile_bytes
             read += self._input_bytes(chunks[~held[chunks]])
-            held[chunks[chunks < pinned]] = True
+            held[chunks[chunks < self.kept_input + pinned]] = True
             chunks_read += len(chunks)
         if self.conv.attention is not None:  # the pass that computes the destinations' scores
             read += self._input_bytes(np.arange(self.topology.chunks))
@@ -325,7 +339,7 @@ class _StagePlanner:
             else:
                 worse += 1
             # Smaller groups leave room to keep more input chunks from the first pass.
-            if worse == 3 or candidate.pinned == lanes or self.kept_input:
+            if worse == 3 or candidate.pinned + self.kept_input == lanes:
                 break
         return found
 
@@ -365,10 +379,10 @@ def plan_run(request: PlanRequest, topology: Topology) -> RunPlan:
             request.graph.vertices, stage.width * itemsize, request.graph.range_rows,
             request.page_size,
         )  # fmt: skip
-    found = [_candidates(request, topology, s, shapes, budget, ()) for s in request.stages]
+    found = [_candidates(request, topology, s, shapes, budget, {}) for s in request.stages]
     _check_memory(request, tables, found)
     plans = [
-        _choose(request, stage, candidates, shapes[stage.index], ())
+        _choose(request, stage, candidates, shapes[stage.index], {})
         for stage, candidates in zip(request.stages, found, strict=True)
     ]
     return _keep_hidden(request, topology, RunPlan(tuple(plans), tables, request.memory), shapes)
@@ -390,20 +404,20 @@ def _check_memory(request: PlanRequest, tables: int, found: list[list[Candidate]
 
 def _candidates(
     request: PlanRequest, topology: Topology, stage: Stage, shapes: dict[int, PageShape],
-    budget: int, kept: tuple[int, ...],
+    budget: int, kept: dict[int, int],
 ) -> list[Candidate]:  # fmt: skip
     output = shapes[stage.index]
     if stage.conv is None:
         return [_price_rows(request, stage, shapes, output, kept, budget)]
     source = stage.inputs[0].stage
     return _StagePlanner(
-        request, topology, stage, shapes[source], output, budget, source in kept
+        request, topology, stage, shapes[source], output, budget, kept.get(source, 0)
     ).candidates()
 
 
 def _choose(
     request: PlanRequest, stage: Stage, candidates: list[Candidate], output: PageShape,
-    kept: tuple[int, ...],
+    kept: dict[int, int],
 ) -> StagePlan:  # fmt: skip
     fitting = [c for c in candidates if c.fits]
     chosen = min(fitting, key=lambda c: (c.bytes_moved, c.seconds, c.memory))
@@ -413,21 +427,22 @@ def _choose(
     close = [c for c in close if c.arithmetic <= 1.02 * least]
     # Projected states are the smaller ones: fewer pages to touch, and more left for hidden rows.
     chosen = min(close, key=lambda c: (c.memory, c.arithmetic, c.bytes_moved))
-    if stage.index in kept:
-        written = chosen.bytes_written - _object_bytes(output)
+    lanes = kept.get(stage.index, 0)
+    if lanes:
+        written = chosen.bytes_written - _kept_bytes(output, lanes)
         chosen = replace(chosen, bytes_written=written)
     itemsize = request.output_itemsize if stage is request.stages[-1] else 4
-    return StagePlan(stage, chosen, tuple(candidates), output, itemsize, stage.index in kept)
+    return StagePlan(stage, chosen, tuple(candidates), output, itemsize, lanes)
 
 
 def _price_rows(
     request: PlanRequest, stage: Stage, shapes: dict[int, PageShape], output: PageShape,
-    kept: tuple[int, ...], budget: int,
+    kept: dict[int, int], budget: int,
 ) -> Candidate:  # fmt: skip
     read = memory = 0
     for source in stage.inputs:
         shape = shapes[source.stage]
-        read += 0 if source.stage in kept else _object_bytes(shape)
+        read += _object_bytes(shape) - _kept_bytes(shape, kept.get(source.stage, 0))
         memory += 2 * shape.pages_per_range * shape.page_bytes
     memory += 2 * output.pages_per_range * output.page_bytes
     # Twice the widest block: what torch's intermediate results take.
@@ -451,12 +466,29 @@ def _keep_hidden(
             readers[source.stage] = stage.index
     kept: list[HiddenRows] = []
     for stage in request.stages[:-1]:
-        nbytes = _object_bytes(shapes[stage.index])
-        trial = [*kept, HiddenRows(stage.index, readers[stage.index], nbytes)]
-        other = _plan_holding(request, topology, shapes, plan.table_bytes, trial)
-        if other is not None and other.bytes_moved < plan.bytes_moved:
-            plan, kept = other, trial
+        shape = shapes[stage.index]
+        for lanes in (shape.ranges, _lanes_that_fit(request, plan, kept, shape)):
+            if lanes < 1:
+                continue
+            nbytes = _kept_bytes(shape, lanes)
+            rows = HiddenRows(stage.index, readers[stage.index], nbytes, lanes)
+            other = _plan_holding(request, topology, shapes, plan.table_bytes, [*kept, rows])
+            if other is not None and other.bytes_moved < plan.bytes_moved:
+                plan, kept = other, [*kept, rows]
+                break
     return plan
+
+
+def _lanes_that_fit(
+    request: PlanRequest, plan: RunPlan, held: list[HiddenRows], shape: PageShape
+) -> int:
+    """Return how many lanes of a hidden object fit beside the plan's scans and what is held."""
+    scans = max(
+        s.chosen.memory - s.chosen.pinned_bytes + _temporaries(s.chosen) for s in plan.stages
+    )
+    spare = request.memory - plan.table_bytes - scans - sum(rows.nbytes for rows in held)
+    lane = shape.pages_per_range * shape.page_bytes
+    return max(0, min(spare // lane, shape.ranges - 1)) if lane else 0
 
 
 def _plan_holding(
@@ -465,12 +497,12 @@ def _plan_holding(
 ) -> RunPlan | None:  # fmt: skip
     """Return the plan that keeps *held* in memory, or None where it leaves too little."""
     places, total = place_hidden(held)
-    budget, names = request.memory - tables - total, tuple(places)
+    budget, kept = request.memory - tables - total, {rows.stage: rows.lanes for rows in held}
     stages = []
     for stage in request.stages:
-        candidates = _candidates(request, topology, stage, shapes, budget, names)
+        candidates = _candidates(request, topology, stage, shapes, budget, kept)
         if not any(c.fits for c in candidates):
             return None
-        chosen = _choose(request, stage, candidates, shapes[stage.index], names)
+        chosen = _choose(request, stage, candidates, shapes[stage.index], kept)
         stages.append(replace(chosen, hidden_at=places.get(stage.index, 0)))
     return RunPlan(tuple(stages), tables, request.memory)

@@ -35,7 +35,7 @@ from hyades.gpu_side.program import FEATURES
 from hyades.gpu_side.rowops import Moments, apply_row_ops
 from hyades.gpu_side.scan import MomentSums, PassScan
 from hyades.gpu_side.scores import score_weights
-from hyades.gpu_side.stores import PageStoreInfo, memory_store, volume_store
+from hyades.gpu_side.stores import PageStoreInfo, keep_ranges, memory_store, volume_store
 from hyades.gpu_side.tables import PassInputs, TileStores
 from hyades.gpu_side.topology import Topology
 from hyades.gpu_side.vertices import sampled_factors
@@ -132,11 +132,13 @@ class Refresh:
 
     def _output_store(self, stage: StagePlan) -> PageStoreInfo:
         index = stage.stage.index
-        if not stage.keeps_output:
-            info = self.volume.object(running_name(self.options.name, index, self.last))
-            return volume_store(info, 0, VOLUME_DEVICE, None)
         at = self.plan.arena_bytes + stage.hidden_at
-        return memory_store(f"hidden rows of stage {index}", stage.stage.width, stage.output, at)
+        if stage.keeps_output:
+            return memory_store(
+                f"hidden rows of stage {index}", stage.stage.width, stage.output, at
+            )
+        info = self.volume.object(running_name(self.options.name, index, self.last))
+        return keep_ranges(volume_store(info, 0, VOLUME_DEVICE, None), stage.kept, at)
 
     def _tile_stores(self, stage: StagePlan) -> TileStores:
         def store(name: str, number: int) -> PageStoreInfo:
@@ -194,8 +196,10 @@ class Refresh:
         per_lane = store.shape.pages_per_range
         padded = np.ones(lanes * per_lane, bool)
         padded[: len(rows)] = rows
-        done: NDArray[np.bool_] = padded.reshape(lanes, per_lane).all(axis=1)
-        return ~done
+        todo: NDArray[np.bool_] = ~padded.reshape(lanes, per_lane).all(axis=1)
+        if stage.kept:
+            todo[: stage.kept] = self._is_read(stage)
+        return todo
 
     def _is_read(self, stage: StagePlan) -> bool:
         """Say whether a stage that reads this one's output has something to do."""
@@ -240,7 +244,7 @@ class Refresh:
                 stage.stage, inputs, self.port, self.moments.get(stage.stage.inputs[0].stage), sums
             )
             self._run_pass(stage, scan, index)
-            pinned = scan.tables.chunks[scan.tables.chunks < chosen.pinned]
+            pinned = scan.tables.chunks[scan.tables.chunks < source.kept + chosen.pinned]
             held[pinned] = True
         if sums is not None:
             self._partial_sums = sums
@@ -380,6 +384,7 @@ class Refresh:
         table = self.volume.page_table(store.name)
         per_lane = store.shape.pages_per_range
         flags = np.repeat(durable, per_lane)[: store.shape.pages]
+        flags[: store.shape.first_page(stage.kept)] = False
         pages = np.flatnonzero(flags & (table["rows"] == 0))
         if not len(pages):
             return

@@ -138,10 +138,11 @@ class PassScan:
         inputs, tables = self.inputs, self.tables
         slot = position % int(tables.g[W.G_CHUNK_SLOTS])
         at = tables.input_at + slot * self.input_chunk
-        if inputs.source.in_memory:
+        kept_here = inputs.source.kept
+        if chunk < kept_here:
             at = inputs.source.arena_at + chunk * self.input_chunk
-        elif chunk < inputs.candidate.pinned:
-            kept = tables.pinned_at + chunk * self.input_chunk
+        elif chunk < kept_here + inputs.candidate.pinned:
+            kept = tables.pinned_at + (chunk - kept_here) * self.input_chunk
             if not inputs.held[chunk]:
                 self.port.arena[kept : kept + self.input_chunk] = self.port.arena[
                     at : at + self.input_chunk
@@ -248,7 +249,7 @@ class PassScan:
         shape = target.shape
         first, last = shape.first_page(lane), shape.first_page(lane + 1)
         at = tables.out_at + slot * self.output_lane
-        if target.in_memory:
+        if lane < target.kept:
             at = target.arena_at + first * shape.page_bytes
         fill_pages(target, y, self.port.arena[at : at + (last - first) * shape.page_bytes])
 

@@ -1,6 +1,6 @@
 """The objects that a stage reads and writes, as pages on a device of the port."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +27,8 @@ class PageStoreInfo:
     shape: PageShape
     lbas: Ints
     crcs: Ints | None
-    arena_at: int = -1  # rows kept in memory: where their pages lie in the arena
-
-    @property
-    def in_memory(self) -> bool:
-        """Say whether the pages stay in the arena: nothing moves, nothing is checked."""
-        return self.arena_at >= 0
+    kept: int = 0  # the first ranges, whose pages stay in the arena: never moved, never checked
+    arena_at: int = 0  # where those pages lie in the arena
 
     @property
     def page_bytes(self) -> int:
@@ -59,7 +55,15 @@ def volume_store(
     )
 
 
+def keep_ranges(store: PageStoreInfo, kept: int, arena_at: int) -> PageStoreInfo:
+    """Return *store* with its first *kept* ranges in the arena from byte *arena_at* on."""
+    lbas = store.lbas.copy()
+    lbas[: store.shape.first_page(kept)] = -1
+    return replace(store, lbas=lbas, kept=kept, arena_at=arena_at)
+
+
 def memory_store(name: str, width: int, shape: PageShape, arena_at: int) -> PageStoreInfo:
-    """Describe float32 rows kept in the arena from byte *arena_at* on."""
+    """Describe float32 rows that lie in the arena alone, from byte *arena_at* on."""
     absent = np.full(shape.pages, -1, np.int64)
-    return PageStoreInfo(name, 0, 0, np.dtype(np.float32), width, shape, absent, None, arena_at)
+    element = np.dtype(np.float32)
+    return PageStoreInfo(name, 0, 0, element, width, shape, absent, None, shape.ranges, arena_at)

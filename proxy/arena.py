@@ -28,7 +28,7 @@ def allocate_arena(nbytes: int) -> NDArray[np.uint8]:
 
 
 def release_arena(arena: NDArray[np.uint8]) -> None:
-    """Give the pages of *arena* back now, whoever still holds a reference to it; it reads as zeros."""
+    """Give the pages of *arena* back now, whoever still refers to it; it reads as zeros."""
     base: object = arena
     while isinstance(base, (np.ndarray, memoryview)):
         base = base.base if isinstance(base, np.ndarray) else base.obj

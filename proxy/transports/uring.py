@@ -27,8 +27,8 @@ _ENTER_GETEVENTS, _ENTER_EXT_ARG = 1, 8
 _REGISTER_BUFFERS, _UNREGISTER_BUFFERS = 0, 1
 _OP_FSYNC, _OP_READ_FIXED, _OP_WRITE_FIXED, _OP_READ, _OP_WRITE = 3, 4, 5, 22, 23
 _DATASYNC = 1
-# Registering touches every page: 1.1 GiB took two seconds here, for about 1 us a transfer.  Slots lie
-# at the start of an arena, lane states behind them.
+# Registering touches every page: 1.1 GiB took two seconds here, to save about 1 us a transfer.
+# Slots lie at the start of an arena, lane states behind them.
 _PIN_LIMIT = 32 * MIB
 _MASK = 0xFFFFFFFF
 _EINTR, _EAGAIN, _ETIME = errno.EINTR, errno.EAGAIN, errno.ETIME
