@@ -31,6 +31,7 @@ from hyades.deploy.report.model import Candidate, Report
 from hyades.deploy.report.write import write_report
 from hyades.deploy.signals import one_signal_at_a_time
 from hyades.deploy.volumes import open_volume
+from hyades.deploy.warm import warmed_up
 from hyades.gpu_side.fingerprint import fingerprint_run
 from hyades.gpu_side.models.checks import check_graph
 from hyades.gpu_side.models.ir import Model
@@ -247,7 +248,8 @@ def refresh(
     if not 0 <= seed < 1 << 63:
         raise UsageError(f"--seed {seed}: from 0 to 2^63 - 1")
     with (
-        one_signal_at_a_time(), _opened(volume, True) as handle, assemble.MemoryWatch() as watch
+        one_signal_at_a_time(), _opened(volume, True) as handle, warmed_up(handle.url),
+        assemble.MemoryWatch() as watch,
     ):  # fmt: skip
         store = handle.volume
         _check_name(store, out, resume, force)

@@ -8,6 +8,7 @@ another still merges into.
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -193,3 +194,14 @@ def finish_log(scan: PassScan) -> None:
         if scan.stopped() != 0 or control[STOP] != 0 or control[FAILED] != 0:
             raise ReadFailed(Status.IO)
         time.sleep(5e-5)
+
+
+def compile_kernels(compile_for: Callable[..., None], words: Any, floats: Any, ints: Any) -> None:
+    """Compile the kernels of the merge; ``compile_for(kernel, *example arguments)``."""
+    g = w = s = ready = ring = control = users = words
+    compile_for(merge_page, g, s, floats, ints, 0, 0, 0, 1, words)
+    compile_for(clear_lane, g, floats, 0, 0)
+    compile_for(post_log_read, g, w, s, ready, ring, control, 0, 0, 0)
+    compile_for(release_page, users, users, 0, 0, 1)
+    compile_for(slot_done, users, 0)
+    compile_for(has_landed, w, ready, 0, 1)
