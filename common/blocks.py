@@ -201,7 +201,8 @@ class FileBlocks:
 
     def truncate(self, nblocks: int) -> None:
         """Give what lies beyond *nblocks* back to the file system (regular files only)."""
-        if self.regular and nblocks < self._nblocks:
+        # Somebody else may have cut the file: then it must not be made longer again.
+        if self.regular and nblocks * BLOCK < os.fstat(self._fd).st_size:
             os.ftruncate(self._fd, nblocks * BLOCK)
             self._nblocks = nblocks
 
