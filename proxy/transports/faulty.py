@@ -4,7 +4,7 @@ Options of the URL, beside those of the inner transport:
 
     fault=KIND[,op=read|write|flush][,every=N][,at=N][,after=N][,times=N][,lba=A-B]
         KIND io, short, nospace, lost, timeout, invalid: the request fails with that status
-        KIND corrupt: one bit of one byte of a finished read is flipped
+        KIND corrupt: one bit of one byte of a finished read, inside lba if given, is flipped
         KIND crash: submit raises RuntimeError, as a bug would
         every=N hits each Nth matching request, at=N the Nth only, after=N all after the Nth;
         without any of them every matching request; times=N stops after N hits; lba is half-open
@@ -101,7 +101,7 @@ class FaultyTransport:
         self.plan = plan
         self._random = np.random.default_rng(plan.seed)
         self._arena: NDArray[np.uint8] | None = None
-        self._running: dict[int, tuple[np.void, bool]] = {}  # inner cookie -> request, corrupt
+        self._running: dict[int, tuple[np.void, Fault | None]] = {}  # by inner cookie
         self._next = 0
         self._held: list[tuple[float, np.void]] = []  # due time, completion
         self._injected = dict.fromkeys(KINDS, 0)
@@ -185,7 +185,8 @@ class FaultyTransport:
 
     def _submit_one(self, request: np.void) -> bool:
         record = np.array([request], REQUEST)
-        kinds = [f.kind for f in self.plan.faults if f.strikes(request)]
+        struck = [f for f in self.plan.faults if f.strikes(request)]
+        kinds = [f.kind for f in struck]
         if "crash" in kinds:
             self._injected["crash"] += 1
             raise RuntimeError("faulty transport: crash on purpose")
@@ -197,7 +198,8 @@ class FaultyTransport:
         record["cookie"] = self._next
         if not self.inner.submit(record):
             return False
-        self._running[self._next] = (request.copy(), "corrupt" in kinds)
+        corrupt = next((f for f in struck if f.kind == "corrupt"), None)
+        self._running[self._next] = (request.copy(), corrupt)
         self._next += 1
         return True
 
@@ -207,7 +209,7 @@ class FaultyTransport:
             for done in batch[:count]:
                 request, corrupt = self._running.pop(int(done["cookie"]))
                 if corrupt and done["status"] == Status.OK and not self._closed:
-                    self._corrupt(request)
+                    self._corrupt(request, corrupt)
                 completion = done.copy()
                 completion["cookie"] = request["cookie"]
                 self._hold(completion)
@@ -216,10 +218,13 @@ class FaultyTransport:
         late = self._random.uniform(0, self.plan.delay) if self.plan.delay else 0.0
         self._held.append((time.monotonic() + late, completion))
 
-    def _corrupt(self, request: np.void) -> None:
+    def _corrupt(self, request: np.void, fault: Fault) -> None:
         assert self._arena is not None
         self._injected["corrupt"] += 1
-        place = int(request["offset"]) + int(self._random.integers(int(request["nbytes"])))
+        first, nbytes = int(request["lba"]), int(request["nbytes"])
+        start, end = fault.lbas or (first, first + nbytes)
+        low, high = max(start - first, 0) * BLOCK, min((end - first) * BLOCK, nbytes)
+        place = int(request["offset"]) + int(self._random.integers(low, high))
         self._arena[place] ^= np.uint8(1 << int(self._random.integers(8)))
 
 
