@@ -19,21 +19,7 @@ import numpy as np
 from hyades.common.atomics import lane, lanes, sync_lanes
 from hyades.common.jit import jit
 from hyades.common.sampling import keeps, sample_key
-from hyades.gpu_side.vector import (
-    max_1,
-    max_2,
-    max_4,
-    max_8,
-    prefetch_row,
-    sum_1,
-    sum_2,
-    sum_4,
-    sum_8,
-    weighted_1,
-    weighted_2,
-    weighted_4,
-    weighted_8,
-)
+from hyades.gpu_side.vector import max_row, prefetch_row, sum_row, weighted_row
 from hyades.gpu_side.words import (
     G_AGG_WIDTH,
     G_DST_FACTOR,
@@ -83,73 +69,6 @@ def clear_state(g: Any, floats: Any, at: Any, rows: Any) -> None:
             for head in range(me, g[G_HEADS], step):
                 floats[base + width + head] = _NEGATIVE_INFINITY
     sync_lanes()
-
-
-@jit
-def join_sum(
-    floats: Any, shorts: Any, first: Any, last: Any, base: Any, stride: Any, out: Any, width: Any, factor: Any
-) -> None:  # fmt: skip
-    """state[out:out+width] += factor * sum of the rows of sources [first, last)."""
-    column = np.int64(0)
-    while column + 128 <= width:
-        sum_8(floats, shorts, first, last, base + column, stride, out + column, factor, 0)
-        column += 128
-    if column + 64 <= width:
-        sum_4(floats, shorts, first, last, base + column, stride, out + column, factor, 0)
-        column += 64
-    if column + 32 <= width:
-        sum_2(floats, shorts, first, last, base + column, stride, out + column, factor, 0)
-        column += 32
-    if column + 16 <= width:
-        sum_1(floats, shorts, first, last, base + column, stride, out + column, factor, 0)
-
-
-@jit
-def join_weighted(
-    floats: Any, shorts: Any, first: Any, last: Any, base: Any, stride: Any, out: Any, width: Any,
-    factor: Any, weights: Any,
-) -> None:  # fmt: skip
-    """As join_sum, each source's row times floats[weights + its place]."""
-    column = np.int64(0)
-    while column + 128 <= width:
-        weighted_8(
-            floats, shorts, first, last, base + column, stride, out + column, factor, weights
-        )
-        column += 128
-    if column + 64 <= width:
-        weighted_4(
-            floats, shorts, first, last, base + column, stride, out + column, factor, weights
-        )
-        column += 64
-    if column + 32 <= width:
-        weighted_2(
-            floats, shorts, first, last, base + column, stride, out + column, factor, weights
-        )
-        column += 32
-    if column + 16 <= width:
-        weighted_1(
-            floats, shorts, first, last, base + column, stride, out + column, factor, weights
-        )
-
-
-@jit
-def join_max(
-    floats: Any, shorts: Any, first: Any, last: Any, base: Any, stride: Any, out: Any, width: Any
-) -> None:
-    """state[out:out+width] = max(itself, the rows of sources [first, last))."""
-    one = np.float32(1.0)
-    column = np.int64(0)
-    while column + 128 <= width:
-        max_8(floats, shorts, first, last, base + column, stride, out + column, one, 0)
-        column += 128
-    if column + 64 <= width:
-        max_4(floats, shorts, first, last, base + column, stride, out + column, one, 0)
-        column += 64
-    if column + 32 <= width:
-        max_2(floats, shorts, first, last, base + column, stride, out + column, one, 0)
-        column += 32
-    if column + 16 <= width:
-        max_1(floats, shorts, first, last, base + column, stride, out + column, one, 0)
 
 
 @jit
@@ -224,10 +143,12 @@ def add_own_rows(
             for column in range(me, agg, step):
                 floats[out + column] += factor * floats[source + column]
         else:
+            sync_lanes()  # another lane may still read what the row before put there
             shorts[scratch] = np.uint16(row)
             sync_lanes()
             if kind == KIND_MAX:
-                join_max(floats, shorts, scratch, scratch + 1, message, mstride, out, agg)
+                one = np.float32(1.0)
+                max_row(floats, shorts, scratch, scratch + 1, message, mstride, out, agg, one, 0)
             else:
                 join_attention(
                     g, floats, shorts, factors, scratch, scratch + 1, message, out, first + row,
@@ -242,30 +163,17 @@ def join_segment(
     vertex: Any, weights: Any, slope: Any,
 ) -> None:  # fmt: skip
     """Join one destination's sources [first, last) to the state row at *out*."""
-    kind = g[G_KIND]
+    kind, stride, width = g[G_KIND], g[G_MESSAGE_STRIDE], g[G_AGG_WIDTH]
+    factor = np.float32(1.0)
     if kind == KIND_SUM:
-        factor = np.float32(1.0)
         if g[G_DST_FACTOR] >= 0:
             factor = factors[g[G_DST_FACTOR] + vertex]
         if g[G_WEIGHTED] != 0:
-            join_weighted(
-                floats, shorts, first, last, message, g[G_MESSAGE_STRIDE], out, g[G_AGG_WIDTH],
-                factor, weights,
-            )  # fmt: skip
+            weighted_row(floats, shorts, first, last, message, stride, out, width, factor, weights)
         else:
-            join_sum(
-                floats,
-                shorts,
-                first,
-                last,
-                message,
-                g[G_MESSAGE_STRIDE],
-                out,
-                g[G_AGG_WIDTH],
-                factor,
-            )
+            sum_row(floats, shorts, first, last, message, stride, out, width, factor, 0)
     elif kind == KIND_MAX:
-        join_max(floats, shorts, first, last, message, g[G_MESSAGE_STRIDE], out, g[G_AGG_WIDTH])
+        max_row(floats, shorts, first, last, message, stride, out, width, factor, 0)
     else:
         join_attention(
             g, floats, shorts, factors, first, last, message, out, vertex, slope, np.float32(1.0)
@@ -285,6 +193,7 @@ def keep_sampled(
     degree = s[g[G_S_DEGREE] + vertex]
     fanout = g[G_FANOUT]
     kept = np.int64(0)
+    sync_lanes()  # another lane may still read what the segment before put there
     for edge in range(first, last):
         rank = np.int64(words[ranks + edge - first])
         if keeps(key, rank, degree, fanout):
@@ -292,6 +201,7 @@ def keep_sampled(
             if g[G_WEIGHTED] != 0:
                 floats[scratch_weights + kept] = floats[weights + edge - first]
             kept += 1
+    sync_lanes()
     return kept
 
 
@@ -323,80 +233,11 @@ def _sum_piece(
         out = state + local * stride if record < 0 else record + segment * stride
         factor = factors[factor_at + vertex + local] if factor_at >= 0 else np.float32(1.0)
         first, last = src_at + start, src_at + end
-        column = np.int64(0)
         if weighted:
             weight = weights + start
-            while column + 128 <= width:
-                weighted_8(
-                    floats,
-                    shorts,
-                    first,
-                    last,
-                    message + column,
-                    mstride,
-                    out + column,
-                    factor,
-                    weight,
-                )
-                column += 128
-            if column + 64 <= width:
-                weighted_4(
-                    floats,
-                    shorts,
-                    first,
-                    last,
-                    message + column,
-                    mstride,
-                    out + column,
-                    factor,
-                    weight,
-                )
-                column += 64
-            if column + 32 <= width:
-                weighted_2(
-                    floats,
-                    shorts,
-                    first,
-                    last,
-                    message + column,
-                    mstride,
-                    out + column,
-                    factor,
-                    weight,
-                )
-                column += 32
-            if column + 16 <= width:
-                weighted_1(
-                    floats,
-                    shorts,
-                    first,
-                    last,
-                    message + column,
-                    mstride,
-                    out + column,
-                    factor,
-                    weight,
-                )
+            weighted_row(floats, shorts, first, last, message, mstride, out, width, factor, weight)
         else:
-            while column + 128 <= width:
-                sum_8(
-                    floats, shorts, first, last, message + column, mstride, out + column, factor, 0
-                )
-                column += 128
-            if column + 64 <= width:
-                sum_4(
-                    floats, shorts, first, last, message + column, mstride, out + column, factor, 0
-                )
-                column += 64
-            if column + 32 <= width:
-                sum_2(
-                    floats, shorts, first, last, message + column, mstride, out + column, factor, 0
-                )
-                column += 32
-            if column + 16 <= width:
-                sum_1(
-                    floats, shorts, first, last, message + column, mstride, out + column, factor, 0
-                )
+            sum_row(floats, shorts, first, last, message, mstride, out, width, factor, 0)
         start = end
     sync_lanes()
     return start - begun

@@ -4,16 +4,16 @@ A CPU thread leaves `advance` to do the host's part of the work.  A resident ker
 asks the host by mailbox, and runs the rest of the protocol itself.
 
 Rules:
-1. Each worker has two words on lines of their own, in memory that both sides see: ASK, which only the
-   worker writes, and ANSWER, which only the host writes (st_release_sys, ld_acquire_sys).
+1. Each worker has two words on lines of their own, in memory that both sides see: ASK, which only
+   the worker writes, and ANSWER, which only the host writes (st_release_sys, ld_acquire_sys).
 2. An ask is turn << 48 | output slot << 36 | what `advance` returned.  The host does it and then
-   stores the turn as the answer.  Turns differ from one ask to the next; a worker has one ask at a time.
-3. The host fills rows (`PassScan.land_rows`, `finalise_rows`) and writes no word of the scan: `landed`,
-   `hold_output` and `finalised` run on the device, so the words' atomics never cross PCIe.
-4. DONE and ABORT are a worker's last ask and get no answer.  A worker that waits for an answer leaves
-   with ABORT when STOP, FAILED or C_ERROR is set, whatever becomes of the answer.
-5. Every worker must be resident at once (grid at most what the GPU holds), since workers wait for each
-   other's words.  Nothing here waits for one worker in particular.
+   stores the turn as the answer.  A worker has one ask at a time, and each has a turn of its own.
+3. The host fills rows (`PassScan.land_rows`, `finalise_rows`) and writes no word of the scan:
+   `landed`, `hold_output` and `finalised` run on the device, so no atomic crosses PCIe.
+4. DONE and ABORT are a worker's last ask and get no answer.  A worker that waits for an answer
+   leaves with ABORT when STOP, FAILED or C_ERROR is set, whatever becomes of the answer.
+5. Every worker must be resident at once (a grid of at most what the GPU holds): workers wait for
+   each other's words.
 Must stay in sync: devices/compile.py compiles `kernel`; devices/cpu.py is the same loop for threads.
 """
 
@@ -144,7 +144,7 @@ class Ask:
 
 
 class Mailbox:
-    """The words of all workers, int64 [workers * MAILBOX_WORDS]; read and answered by one thread."""
+    """The words of all workers, int64 [workers * MAILBOX_WORDS]; one thread reads and answers."""
 
     def __init__(self, words: NDArray[np.int64]) -> None:
         self.words = words

@@ -1,11 +1,13 @@
-"""Row arithmetic of the tile kernels: float32 vectors on a CPU, one column a lane on CUDA.
+"""Row arithmetic of the tile kernels: float32 vectors on a CPU, columns shared by lanes on CUDA.
 
 Written as intrinsics because numba cannot keep a row in registers across a loop over edges: the
-destination's sum lives in up to eight 16-float registers, and its state is touched once a segment.
-Widths are multiples of 16 floats; nothing is reassociated, so the bits depend only on edge order.
+destination's sum lives in up to eight 16-float registers (four floats of a lane), and its state is
+touched once a segment.  Widths are multiples of 16 floats; nothing is reassociated, so the bits
+depend only on edge order.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -16,6 +18,7 @@ from numba.extending import intrinsic
 from hyades.common.atomics import is_cuda
 
 WIDTH = 16  # floats in a vector
+_LANES = 32  # of a warp
 _F32, _I64 = ir.FloatType(), ir.IntType(64)
 _VECTOR = ir.VectorType(_F32, WIDTH)
 _SPLAT = ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), [0] * WIDTH)
@@ -45,39 +48,42 @@ def _const(value: int) -> Any:
 
 
 class _Body:
-    """Generates the loop over a segment's edges for one kind of aggregation."""
+    """Generates the loop over a segment's edges for *count* accumulators, *apart* floats apart."""
 
-    def __init__(self, builder: Any, vectors: int, kind: str, cuda: bool) -> None:
+    def __init__(
+        self, builder: Any, kind: str, element: Any, count: int, apart: int, data: Any
+    ) -> None:
         self.builder = builder
         self.kind = kind
-        self.element = _F32 if cuda else _VECTOR
-        self.count = 1 if cuda else vectors
+        self.element = element
+        self.offsets = [_const(index * apart) for index in range(count)]
+        self.data = data
 
-    def load(self, data: Any, index: Any) -> Any:
-        return self.builder.load(_address(self.builder, data, index, _F32, self.element), align=4)
+    def load(self, index: Any) -> Any:
+        at = _address(self.builder, self.data, index, _F32, self.element)
+        return self.builder.load(at, align=4)
 
-    def store(self, value: Any, data: Any, index: Any) -> None:
-        target = _address(self.builder, data, index, _F32, self.element)
-        self.builder.store(value, target, align=4)
+    def store(self, value: Any, index: Any) -> None:
+        at = _address(self.builder, self.data, index, _F32, self.element)
+        self.builder.store(value, at, align=4)
 
     def spread(self, scalar: Any) -> Any:
         return scalar if self.element is _F32 else _splat(self.builder, scalar)
 
     def start(self) -> list[Any]:
         neutral = float("-inf") if self.kind == "max" else 0.0
-        value = ir.Constant(_F32, neutral)
         slots = []
-        for _ in range(self.count):
+        for _ in self.offsets:
             slot = cgutils.alloca_once(self.builder, self.element)
-            self.builder.store(self.spread(value), slot)
+            self.builder.store(self.spread(ir.Constant(_F32, neutral)), slot)
             slots.append(slot)
         return slots
 
-    def add_edge(self, slots: list[Any], data: Any, row: Any, weight: Any) -> None:
+    def add_edge(self, slots: list[Any], places: list[Any], weight: Any) -> None:
         builder = self.builder
         spread = None if weight is None else self.spread(weight)
-        for index, slot in enumerate(slots):
-            value = self.load(data, builder.add(row, _const(index * WIDTH)))
+        for slot, place in zip(slots, places, strict=True):
+            value = self.load(place)
             if spread is not None:
                 value = builder.fmul(value, spread)
             held = builder.load(slot)
@@ -86,79 +92,138 @@ class _Body:
             )
             builder.store(joined, slot)
 
-    def finish(self, slots: list[Any], data: Any, out: Any, factor: Any) -> None:
+    def finish(self, slot: Any, at: Any, factor: Any) -> None:
         builder = self.builder
-        spread = self.spread(factor)
-        for index, slot in enumerate(slots):
-            at = builder.add(out, _const(index * WIDTH))
-            state, value = self.load(data, at), builder.load(slot)
-            if self.kind == "max":
-                joined = _maximum(builder, state, value)
-            else:
-                joined = builder.fadd(state, builder.fmul(value, spread))
-            self.store(joined, data, at)
+        state, value = self.load(at), builder.load(slot)
+        if self.kind == "max":
+            joined = _maximum(builder, state, value)
+        else:
+            joined = builder.fadd(state, builder.fmul(value, self.spread(factor)))
+        self.store(joined, at)
 
 
-def _segment(vectors: int, kind: str, weighted: bool) -> Callable[..., Any]:
-    """Make ``f(floats, shorts, first, last, base, stride, out, factor, weights)``.
+@dataclass(slots=True)
+class _Segment:
+    """The arguments of a row function, as values of the code being generated."""
 
-    state[out:out+16*vectors] joins factor * sum (or max) over e in [first, last) of
+    builder: Any
+    kind: str
+    weighted: bool
+    data: Any
+    ids: Any
+    first: Any
+    last: Any
+    base: Any
+    stride: Any
+    out: Any
+    width: Any
+    factor: Any
+    weights: Any
+
+    def _each_edge(self, visit: Callable[[Any, Any], None]) -> None:
+        builder = self.builder
+        with cgutils.for_range(builder, builder.sub(self.last, self.first)) as loop:
+            edge = builder.add(self.first, loop.index)
+            source = builder.load(builder.gep(self.ids, [edge], source_etype=ir.IntType(16)))
+            row = builder.add(self.base, builder.mul(builder.zext(source, _I64), self.stride))
+            weight = None
+            if self.weighted:
+                at = builder.add(self.weights, loop.index)
+                weight = builder.load(builder.gep(self.data, [at], source_etype=_F32))
+            visit(row, weight)
+
+    def on_cpu(self) -> None:
+        """128 columns at a time, then what is left in at most three steps."""
+        builder = self.builder
+        whole = builder.and_(self.width, _const(-8 * WIDTH))
+        with cgutils.for_range_slice(builder, _const(0), whole, _const(8 * WIDTH)) as (at, _):
+            self._vectors(8, at)
+        for vectors in (4, 2, 1):
+            part = builder.and_(self.width, _const(vectors * WIDTH))
+            with builder.if_then(builder.icmp_signed("!=", part, _const(0))):
+                self._vectors(vectors, whole)
+            whole = builder.add(whole, part)
+
+    def _vectors(self, vectors: int, column: Any) -> None:
+        builder = self.builder
+        body = _Body(builder, self.kind, _VECTOR, vectors, WIDTH, self.data)
+        slots = body.start()
+
+        def visit(row: Any, weight: Any) -> None:
+            row = builder.add(row, column)
+            body.add_edge(slots, [builder.add(row, offset) for offset in body.offsets], weight)
+
+        self._each_edge(visit)
+        out = builder.add(self.out, column)
+        for slot, offset in zip(slots, body.offsets, strict=True):
+            body.finish(slot, builder.add(out, offset), self.factor)
+
+    def on_cuda(self, lane: Any) -> None:
+        """Four columns a lane and 128 a warp at a time; a lane without a column reads the first."""
+        builder = self.builder
+        body = _Body(builder, self.kind, _F32, 4, _LANES, self.data)
+        step = _const(4 * _LANES)
+        with cgutils.for_range_slice(builder, _const(0), self.width, step) as (at, _):
+            own = [builder.add(builder.add(at, lane), offset) for offset in body.offsets]
+            live = [builder.icmp_signed("<", column, self.width) for column in own]
+            columns = [
+                builder.select(is_live, column, at)
+                for is_live, column in zip(live, own, strict=True)
+            ]
+            slots = body.start()
+
+            def visit(row: Any, weight: Any) -> None:
+                body.add_edge(slots, [builder.add(row, column) for column in columns], weight)
+
+            self._each_edge(visit)
+            for slot, column, is_live in zip(slots, columns, live, strict=True):
+                with builder.if_then(is_live):
+                    body.finish(slot, builder.add(self.out, column), self.factor)
+
+
+def _cuda_lane(builder: Any) -> Any:
+    kind = ir.FunctionType(ir.IntType(32), [])
+    asm = ir.InlineAsm(kind, "mov.u32 $0, %laneid;", "=r", side_effect=True)
+    return builder.zext(builder.call(asm, []), _I64)
+
+
+def _row_function(kind: str, weighted: bool) -> Callable[..., Any]:
+    """Make ``f(floats, shorts, first, last, base, stride, out, width, factor, weights)``.
+
+    state[out:out+width] joins factor * sum (or max) over e in [first, last) of
     floats[base + shorts[e] * stride ...] (times floats[weights + e - first]).
     All positions are element indices into the arena's float32 and uint16 views.
     """
 
     def typing(
         _context: Any, floats: Any, shorts: Any, first: Any, last: Any, base: Any,
-        stride: Any, out: Any, factor: Any, weights: Any,
+        stride: Any, out: Any, width: Any, factor: Any, weights: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             data = context.make_array(signature.args[0])(context, builder, args[0]).data
             ids = context.make_array(signature.args[1])(context, builder, args[1]).data
-            first_, last_, base_, stride_, out_, factor_, weights_ = args[2:]
-            cuda = is_cuda(context)
-            body = _Body(builder, vectors, kind, cuda)
-
-            def edges(column: Any) -> None:
-                slots = body.start()
-                with cgutils.for_range(builder, builder.sub(last_, first_)) as loop:
-                    edge = builder.add(first_, loop.index)
-                    source = builder.load(builder.gep(ids, [edge], source_etype=ir.IntType(16)))
-                    row = builder.add(base_, builder.mul(builder.zext(source, _I64), stride_))
-                    weight = None
-                    if weighted:
-                        at = builder.add(weights_, loop.index)
-                        weight = builder.load(builder.gep(data, [at], source_etype=_F32))
-                    body.add_edge(slots, data, builder.add(row, column), weight)
-                body.finish(slots, data, builder.add(out_, column), factor_)
-
-            if cuda:
-                asm = ir.InlineAsm(
-                    ir.FunctionType(ir.IntType(32), []),
-                    "mov.u32 $0, %laneid;",
-                    "=r",
-                    side_effect=True,
-                )
-                me = builder.zext(builder.call(asm, []), _I64)
-                width = _const(vectors * WIDTH)
-                with cgutils.for_range_slice(builder, me, width, _const(32)) as (column, _):
-                    edges(column)
+            segment = _Segment(builder, kind, weighted, data, ids, *args[2:])
+            if is_cuda(context):
+                segment.on_cuda(_cuda_lane(builder))
             else:
-                edges(_const(0))
+                segment.on_cpu()
             return context.get_dummy_value()
 
         index = types.int64
         return (
-            types.void(floats, shorts, index, index, index, index, index, types.float32, index),
+            types.void(
+                floats, shorts, index, index, index, index, index, index, types.float32, index
+            ),
             generate,
         )
 
-    typing.__name__ = f"segment_{kind}{'_weighted' if weighted else ''}_{vectors}"
+    typing.__name__ = f"{kind}_row{'_weighted' if weighted else ''}"
     return intrinsic(typing)  # type: ignore[no-any-return]
 
 
-sum_8, sum_4, sum_2, sum_1 = (_segment(n, "sum", False) for n in (8, 4, 2, 1))
-weighted_8, weighted_4, weighted_2, weighted_1 = (_segment(n, "sum", True) for n in (8, 4, 2, 1))
-max_8, max_4, max_2, max_1 = (_segment(n, "max", False) for n in (8, 4, 2, 1))
+sum_row = _row_function("sum", False)
+weighted_row = _row_function("sum", True)
+max_row = _row_function("max", False)
 
 
 @intrinsic
