@@ -59,7 +59,7 @@ def full_batch(
     extra: tuple[Tensor, ...] = ()
     if weights is not None:
         extra = (torch.as_tensor(np.asarray(weights)).to(dtype),)
-    index = torch.as_tensor(np.asarray(edges), dtype=torch.int64)
+    index = torch.as_tensor(np.ascontiguousarray(edges), dtype=torch.int64)
     try:
         with torch.no_grad():
             result: NDArray[Any] = module.to(dtype)(x, index, *extra).numpy()
