@@ -33,7 +33,7 @@ from hyades.deploy.signals import one_signal_at_a_time
 from hyades.deploy.volumes import open_volume
 from hyades.deploy.warm import warmed_up
 from hyades.gpu_side.fingerprint import fingerprint_run
-from hyades.gpu_side.models.checks import check_graph
+from hyades.gpu_side.models.checks import check_fanouts, check_graph
 from hyades.gpu_side.models.ir import Model
 from hyades.gpu_side.models.loader import load_model
 from hyades.gpu_side.plan import PlanRequest, RunPlan, parse_forced, plan_run
@@ -148,9 +148,11 @@ def _prepare(
     model = source if isinstance(source, Model) else load_model(source)
     features = volume.object(graph.features)
     check_graph(model, graph, features.width)
+    fanouts = _fanouts(fanout, len(model.layers))
+    check_fanouts(model, fanouts)
     request = PlanRequest(
         graph, features, volume.object("tiles"), volume.catalog.page_size, lower_model(model),
-        parse_size(memory), workers, (*_fanouts(fanout, len(model.layers)), 0), _DTYPES[dtype],
+        parse_size(memory), workers, (*fanouts, 0), _DTYPES[dtype],
         parse_forced(plan),
     )  # fmt: skip
     topology = load_topology(volume)

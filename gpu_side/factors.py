@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyades.common.errors import UsageError
 from hyades.common.sampling import count_kept_loops
 from hyades.gpu_side.models.ir import Conv
 
@@ -148,7 +147,7 @@ def conv_factors(conv: Conv, tables: VertexTables, sample: Sample, sums: Any = N
         received = counts.others.astype(np.float64)
     else:
         received = counts.others.astype(np.float64) + counts.loops
-    return _degree_factors(conv, tables, sample, loops, received)
+    return _degree_factors(conv, tables, loops, received)
 
 
 def _gcn(
@@ -166,17 +165,10 @@ def _gcn(
     return Factors(_float32(scale), _float32(scale), _float32(scale * own))
 
 
-def _degree_factors(
-    conv: Conv, tables: VertexTables, sample: Sample, loops: Any, received: Any
-) -> Factors:
+def _degree_factors(conv: Conv, tables: VertexTables, loops: Any, received: Any) -> Factors:
     own = loops
     source = destination = None
-    if conv.norm in ("both", "left"):
-        if sample.fanout > 0:
-            raise UsageError(
-                f"{conv.name}: fanout with DGL norm {conv.norm!r} needs out-degrees of the sampled"
-                " graph, which no single pass over it knows; use norm 'right' or drop --fanout"
-            )
+    if conv.norm in ("both", "left"):  # never sampled: models.checks refuses it
         sent = np.maximum(tables.out_degrees.astype(np.float64) + tables.loops, 1)
         source = 1 / np.sqrt(sent) if conv.norm == "both" else 1 / sent
     if conv.norm == "both":

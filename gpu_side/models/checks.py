@@ -1,5 +1,7 @@
 """Whether a model and a graph fit, before any work starts."""
 
+from collections.abc import Sequence
+
 from hyades.common.catalog import GraphInfo
 from hyades.common.errors import UsageError
 from hyades.gpu_side.models.ir import Conv, Model
@@ -25,6 +27,17 @@ def check_graph(model: Model, graph: GraphInfo, feature_width: int) -> None:
     if model.jump == "max" and len(set(widths)) > 1:
         raise UsageError(f"jk='max' needs layers of one width, these have {widths}")
     chain_width(model.head, sum(widths) if model.jump == "cat" else widths[-1], "the final layer")
+
+
+def check_fanouts(model: Model, fanouts: Sequence[int]) -> None:
+    """Raise UsageError where a layer cannot be sampled; *fanouts* by layer, 0 for all edges."""
+    for layer, fanout in zip(model.layers, fanouts, strict=True):
+        if fanout > 0 and layer.norm in ("both", "left"):
+            raise UsageError(
+                f"{layer.name}: fanout with DGL norm {layer.norm!r} needs out-degrees of the"
+                " sampled graph, which no single pass over it knows; use norm 'right' or drop"
+                " --fanout"
+            )
 
 
 def _check_layer(layer: Conv) -> None:
