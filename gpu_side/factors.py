@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyades.common.sampling import count_kept_loops
+from hyades.common.sampling import count_kept_loops, keeps, sample_key
 from hyades.gpu_side.models.ir import Conv
 
 Floats = NDArray[np.float32]
+_BLOCK = 1 << 16  # vertices
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,7 @@ def last_loop_weights(tables: VertexTables, loops: Any, fill: float, sample: Sam
 
 def _last_kept(tables: VertexTables, sample: Sample, ends: Any, has: Any, weights: Any) -> Any:
     """As last_loop_weights where only some of a vertex's loops were sampled."""
-    from hyades.common.sampling import keeps, sample_key
-
+    assert tables.loop_weights is not None
     for vertex in np.flatnonzero(has):
         name = tables.originals[vertex] if len(tables.originals) else vertex
         key = np.uint64(sample_key(sample.seed, sample.layer, name))
@@ -106,9 +106,7 @@ def _loop_sums(tables: VertexTables, sample: Sample) -> Any:
     owner = np.repeat(np.arange(len(tables.loops)), tables.loops)
     kept = np.ones(len(owner), bool)
     if sample.fanout > 0:
-        from hyades.common.sampling import keeps, sample_key
-
-        starts = np.cumsum(tables.loops.astype(np.int64)) - tables.loops
+            starts = np.cumsum(tables.loops.astype(np.int64)) - tables.loops
         for place, vertex in enumerate(owner):
             name = tables.originals[vertex] if len(tables.originals) else vertex
             key = np.uint64(sample_key(sample.seed, sample.layer, name))
@@ -131,7 +129,38 @@ def _float32(values: Any) -> Floats:
 
 
 def conv_factors(conv: Conv, tables: VertexTables, sample: Sample, sums: Any = None) -> Factors:
-    """Return the factors of *conv*; *sums* float64 [V] are the kept weighted in-degrees, if any."""
+    """Return the factors of *conv*; *sums* float64 [V] are the kept weighted in-degrees, if any.
+
+    Computed in float64 a block of vertices at a time: what is held for all is float32.
+    """
+    count, loops_before = len(tables.loops), 0
+    found: dict[str, Floats] = {}
+    for first in range(0, count, _BLOCK):
+        part = slice(first, min(first + _BLOCK, count))
+        block = _slice_tables(tables, part, loops_before)
+        loops_before += int(block.loops.sum(dtype=np.int64))
+        factors = _block_factors(conv, block, sample, None if sums is None else sums[part])
+        for name in ("source", "destination", "loop"):
+            values = getattr(factors, name)
+            if values is not None:
+                found.setdefault(name, np.zeros(count, np.float32))[part] = values
+    return Factors(found.get("source"), found.get("destination"), found.get("loop"))
+
+
+def _slice_tables(tables: VertexTables, part: slice, loops_before: int) -> VertexTables:
+    loops = tables.loops[part]
+    weights = tables.loop_weights
+    if weights is not None:
+        weights = weights[loops_before : loops_before + int(loops.sum(dtype=np.int64))]
+    originals = tables.originals
+    named = originals[part] if len(originals) else np.arange(part.start, part.stop)
+    weighted_in = None if tables.weighted_in is None else tables.weighted_in[part]
+    return VertexTables(
+        tables.in_degrees[part], tables.out_degrees[part], loops, weighted_in, weights, named
+    )  # fmt: skip
+
+
+def _block_factors(conv: Conv, tables: VertexTables, sample: Sample, sums: Any) -> Factors:
     weighted = conv.edge_weight and tables.weighted_in is not None
     if weighted and sums is None:
         sums = np.asarray(tables.weighted_in, np.float64)

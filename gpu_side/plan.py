@@ -169,9 +169,10 @@ def table_bytes(request: PlanRequest, topology: Topology) -> int:
     vertices = request.graph.vertices
     heads = max((s.conv.attention.heads for s in request.stages if s.conv and s.conv.attention),
                 default=0)  # fmt: skip
-    per_vertex = 12 + 12 + 40 + 4 * heads  # degrees, factors, float64 on the way to them, scores
+    # Degrees; factors, once by themselves and once in the form that the kernels read; scores, too.
+    per_vertex = 12 + 2 * (12 + 4 * heads)
     if request.graph.reorder != "none":
-        per_vertex += 8
+        per_vertex += 16 if any(request.fanouts) else 8
     if any(request.fanouts):
         per_vertex += 8
     pieces = topology.directory.nbytes + 8 * (4 * topology.pages + topology.chunks)
