@@ -106,7 +106,7 @@ def _loop_sums(tables: VertexTables, sample: Sample) -> Any:
     owner = np.repeat(np.arange(len(tables.loops)), tables.loops)
     kept = np.ones(len(owner), bool)
     if sample.fanout > 0:
-            starts = np.cumsum(tables.loops.astype(np.int64)) - tables.loops
+        starts = np.cumsum(tables.loops.astype(np.int64)) - tables.loops
         for place, vertex in enumerate(owner):
             name = tables.originals[vertex] if len(tables.originals) else vertex
             key = np.uint64(sample_key(sample.seed, sample.layer, name))
