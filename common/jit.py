@@ -18,6 +18,7 @@ from numba.core import config
 F = TypeVar("F", bound=Callable[..., Any])
 _ROOT = Path(__file__).resolve().parent.parent
 _SOURCES = ("common/*.py", "gpu_side/**/*.py", "proxy/**/*.py", "deploy/ingest/**/*.py")
+_CONSTANTS = ("layout.py", "words.py")  # kernels hold copies of their values
 
 
 @cache
@@ -27,7 +28,7 @@ def cache_directory() -> Path | None:
     for pattern in _SOURCES:
         for path in sorted(_ROOT.glob(pattern)):
             text = path.read_bytes()
-            if b"jit" in text or b"intrinsic" in text:
+            if b"jit" in text or b"intrinsic" in text or path.name in _CONSTANTS:
                 digest.update(text)
     base = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
     root = Path(base) if base else Path.home() / ".cache"

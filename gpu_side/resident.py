@@ -14,7 +14,7 @@ Rules:
    leaves with ABORT when STOP, FAILED or C_ERROR is set, whatever becomes of the answer.
 5. Every worker must be resident at once (a grid of at most what the GPU holds): workers wait for
    each other's words.
-Must stay in sync: devices/compile.py compiles `kernel`; devices/cpu.py is the same loop for threads.
+Must stay in sync: devices/compile.py compiles `kernel`; devices/cpu.py is the loop for threads.
 """
 
 import time
