@@ -35,7 +35,8 @@ def element_pointer(context: Any, builder: Any, array_type: Any, array: Any, ind
 
 def _asm(builder: Any, result: Any, text: str, constraints: str, args: list[Any]) -> Any:
     signature = ir.FunctionType(result, [a.type for a in args])
-    return builder.call(ir.InlineAsm(signature, text, constraints, side_effect=True), args)
+    asm = ir.InlineAsm(signature, text, constraints, side_effect=True)
+    return builder.call(asm, args, attrs=("convergent",))  # no path of its own for some lanes
 
 
 _ELECT = (

@@ -1,8 +1,9 @@
 """Tile kernels: one piece of a tile joins its lane's state.  One source for CPU threads and CUDA.
 
-A piece is a list of segments, each the in-edges of one destination from one chunk.  Segments are taken
-in order and their sources in order, so a lane that takes its pieces in sequence has the same bits for
-any number of workers.  Positions are element indices into the arena's float32 and uint16 views.
+A piece is a list of segments, each the in-edges of one destination from one chunk. Segments are
+taken in order and their sources in order, so a lane that takes its pieces in sequence has the same
+bits for any number of workers. Positions are element indices into the arena's float32 and uint16
+views.
 
 State row of a destination (float32, every part padded to 16):
   sum, max:    [aggregate]                       [own row]
@@ -30,7 +31,6 @@ from hyades.gpu_side.words import (
     G_KIND,
     G_LAYER,
     G_LOOP_FACTOR,
-    G_MESSAGE_FLOATS,
     G_MESSAGE_STRIDE,
     G_RANGE,
     G_S_DEGREE,
@@ -212,8 +212,8 @@ def _sum_piece(
 ) -> Any:  # fmt: skip
     """run_piece for sums without sampling.
 
-    One flat loop: a call a segment costs more than a segment's edges, since numba passes every array
-    as seven words.
+    One flat loop: a call a segment costs more than a segment's edges, since numba passes every
+    array as seven words.
     """
     stride, width = g[G_STATE_STRIDE], g[G_AGG_WIDTH]
     mstride, factor_at = g[G_MESSAGE_STRIDE], g[G_DST_FACTOR]
@@ -245,16 +245,16 @@ def _sum_piece(
 
 @jit
 def run_piece(
-    g: Any, s: Any, floats: Any, shorts: Any, words: Any, factors: Any, worker: Any, lane_index: Any,
-    state: Any, message: Any, segments: Any, dst_at: Any, ends_at: Any, src_at: Any, ranks: Any,
-    weights: Any, slope: Any, record: Any, start: Any,
+    g: Any, s: Any, floats: Any, shorts: Any, words: Any, factors: Any, worker: Any,
+    lane_index: Any, state: Any, message: Any, segments: Any, dst_at: Any, ends_at: Any,
+    src_at: Any, ranks: Any, weights: Any, slope: Any, record: Any, start: Any,
 ) -> Any:  # fmt: skip
     """Join all segments of a piece; return how many edges took part.
 
     *dst_at*, *ends_at*, *src_at* index `shorts` at the piece's first segment and edge; *ranks* and
-    *weights* index the int32 and float32 views at its first edge.  With *record* >= 0 the sums do not
-    join the lane's state: segment i joins the row at element record + i * stride (a log row).  The
-    first segment's edges begin at *start*.
+    *weights* index the int32 and float32 views at its first edge. With *record* >= 0 the sums do
+    not join the lane's state: segment i joins the row at element record + i * stride (a log row).
+    The first segment's edges begin at *start*.
     """
     first_vertex = lane_index * g[G_RANGE]
     stride = g[G_STATE_STRIDE]

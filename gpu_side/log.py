@@ -5,8 +5,8 @@ Rules:
    Locks are tried once: where one is taken, or slots are short, the item is parked (nothing spins).
 2. `admit` reserves all that the item will append and leaves the group locked; `leave` or
    `close_window` unlocks it.  So an admitted item never waits.
-3. Records of a lane are appended in the lane's sequence, and pages of a group are numbered in order:
-   merging a group's pages in number order joins every destination's parts in sequence.
+3. Records of a lane are appended in the lane's sequence, and pages of a group are numbered in
+   order: merging a group's pages in number order joins every destination's parts in sequence.
 4. A page is `rows` uint32 vertex ids, then (64-byte aligned) as many float32 state rows.
 5. A lane's window is [OPEN, CLOSE] in its sequence.  Its state slot is handed on when the window
    closes: at once if the state went to the log, after finalising if the lane was never logged.
@@ -71,8 +71,8 @@ def _reserve(g: Any, w: Any, group: Any, rows: Any) -> Any:
     if atomic_cas(w, W.C_LOG_LOCK, np.int64(0), np.int64(1)) != 0:
         return 0
     free = np.int64(0)
-    for slot in range(g[W.G_LOG_SLOTS]):
-        if ld_acquire(w, g[W.G_W_LOG_STATE] + slot) == W.OUT_FREE:
+    for place in range(g[W.G_LOG_SLOTS]):
+        if ld_acquire(w, g[W.G_W_LOG_STATE] + place) == W.OUT_FREE:
             free += 1
     if free >= pages:
         taken = np.int64(0)
@@ -233,7 +233,7 @@ def close_window(
     g: Any, w: Any, s: Any, floats: Any, words: Any, ring_words: Any, control: Any, ready: Any,
     worker: Any, lane_index: Any, sequence: Any,
 ) -> None:  # fmt: skip
-    """After the window's last piece: log the state and hand its slot on, unless the lane is whole."""
+    """After the window's last piece: log the state, hand its slot on, unless the lane is whole."""
     if sequence != s[g[W.G_S_LANE_CLOSE] + lane_index] or is_whole(g, s, lane_index):
         return
     home = s[g[W.G_S_LANE_SLOT] + lane_index]

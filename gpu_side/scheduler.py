@@ -1,21 +1,22 @@
-"""The scheduler of one scan: finds what is missing, posts it, parks what waits, resumes what can run.
+"""The scheduler of one scan: posts what is missing, parks what waits, resumes what can run.
 
 One source: CPU threads call `advance` and do the host's work it hands out (landing, finalising) in
 between; a resident CUDA kernel calls the same function and hands that work to its host by mailbox.
 
 Rules:
-1. A scan is a list of positions (chunks to read, ascending) and a list of tiles (tile pages, ascending);
-   every tile belongs to one position.  One worker at a time (C_LOCK) posts reads, in order, into the
-   slots of three rings: input (position % slots), tile (tile % slots), message (position % slots).
-2. A slot is reused only when its DONE word holds the previous user's number + 1.  A ready word holds
-   0, the generation (number + 1) that landed, or a negative Status.
-3. An item is one entry of a tile page.  Items are claimed in order by compare-and-swap on the tile's
-   claim word (tile << 20 | next entry), so a stale reader of a reused slot cannot claim.
+1. A scan is a list of positions (chunks to read, ascending) and a list of tiles (tile pages,
+   ascending); every tile belongs to one position.  One worker at a time (C_LOCK) posts reads, in
+   order, into the slots of three rings: input (position % slots), tile (tile % slots), message
+   (position % slots).
+2. A slot is reused only when its DONE word holds the previous user's number + 1.  A ready word
+   holds 0, the generation (number + 1) that landed, or a negative Status.
+3. An item is one entry of a tile page.  Items are claimed in order by compare-and-swap on the
+   tile's claim word (tile << 20 | next entry), so a stale reader of a reused slot cannot claim.
 4. An item runs only when it is its lane's next piece (LANE_NEXT): same bits for any worker count.
    Otherwise it is parked, at most PARKED_MAX a worker, and retried before new items are claimed.
    The lane's earlier piece was claimed earlier, so some parked or running item can always go on.
-5. The piece that completes a lane appends the lane to the finalise queue; a worker takes a lane only
-   with an output slot's credit in hand, and the poster returns credits when writes are durable.
+5. The piece that completes a lane appends the lane to the finalise queue; a worker takes a lane
+   only with an output slot's credit in hand; the poster returns credits when writes are durable.
 6. Every loop leaves when STOP, FAILED or C_ERROR is set.  Nothing waits for a single event.
 """
 
@@ -27,6 +28,7 @@ from hyades.common import layout, ring
 from hyades.common.atomics import (
     atomic_add,
     atomic_cas,
+    broadcast,
     doze,
     give_way,
     ld_acquire,
@@ -191,7 +193,7 @@ def _queue_lane(g: Any, w: Any, lane_index: Any) -> None:
 
 @jit
 def _run_item(
-    g: Any, w: Any, s: Any, floats: Any, shorts: Any, words: Any, factors: Any, crcs: Any,
+    g: Any, w: Any, s: Any, floats: Any, shorts: Any, words: Any, factors: Any,
     ring_words: Any, control: Any, ready: Any, worker: Any, tile: Any, entry: Any, slope: Any,
 ) -> Any:  # fmt: skip
     """Run one item; return 0 where it must be parked."""
@@ -294,7 +296,8 @@ def _claim_item(g: Any, w: Any, words: Any, tile: Any) -> Any:
         if word >> 20 != tile:
             return np.int64(-1)
         page = (g[W.G_TILE_AT] + slot * g[W.G_TILE_PAGE_BYTES]) >> 2
-        if word & 0xFFFFF >= np.int64(words[page + layout.TH_TILES]):
+        # The slot may be reused meanwhile: all lanes of a warp must see the same count.
+        if word & 0xFFFFF >= broadcast(np.int64(words[page + layout.TH_TILES])):
             return np.int64(-1)
         found = atomic_cas(w, at, word, word + 1)
         if found == word:
@@ -342,13 +345,13 @@ def _claim_next(g: Any, w: Any, s: Any, words: Any, ready: Any, stats: Any) -> A
 
 @jit
 def _run_items(
-    g: Any, w: Any, s: Any, floats: Any, shorts: Any, words: Any, factors: Any, crcs: Any,
+    g: Any, w: Any, s: Any, floats: Any, shorts: Any, words: Any, factors: Any,
     ring_words: Any, control: Any, ready: Any, worker: Any, slope: Any, most: Any,
 ) -> Any:  # fmt: skip
     """Retry what is parked, then claim and run up to *most* items; return how many moved.
 
-    A claimed item takes the place after the parked ones, and leaves it when it has run.  There is one
-    call of _run_item, so that a GPU holds one copy of the kernels.
+    A claimed item takes the place after the parked ones, and leaves it when it has run.  There is
+    one call of _run_item, so that a GPU holds one copy of the kernels.
     """
     stats = g[W.G_W_STATS] + worker * W.STATS_WORDS
     list_at = g[W.G_W_PARKED] + worker * W.PARKED_MAX
@@ -366,7 +369,7 @@ def _run_items(
         else:
             item = ld_relaxed(w, list_at + index)
         done = _run_item(
-            g, w, s, floats, shorts, words, factors, crcs, ring_words, control, ready, worker,
+            g, w, s, floats, shorts, words, factors, ring_words, control, ready, worker,
             item >> 20, item & 0xFFFFF, slope,
         )  # fmt: skip
         if done == 0:
@@ -515,7 +518,7 @@ def _step(
     if lane_index >= 0:
         return np.int64((W.A_FINALISE << W.ACTION_SHIFT) + lane_index + 1)
     ran = _run_items(
-        g, w, s, floats, shorts, words, factors, crcs, ring_words, control, ready, worker, slope, 32
+        g, w, s, floats, shorts, words, factors, ring_words, control, ready, worker, slope, 32
     )
     if ran > 0:
         return np.int64(-1)
@@ -565,8 +568,8 @@ def post_output(
             continue
         st_relaxed(ready, word, np.int64(0))
         post(
-            ring_words, control, WRITE, MAKE, g[W.G_OUT_DEVICE], word, lane_index + 1, s[lbas + index],
-            g[W.G_OUT_AT] + (slot * pages + index) * nbytes, nbytes, np.int64(0),
+            ring_words, control, WRITE, MAKE, g[W.G_OUT_DEVICE], word, lane_index + 1,
+            s[lbas + index], g[W.G_OUT_AT] + (slot * pages + index) * nbytes, nbytes, np.int64(0),
             g[W.G_OUT_OBJECT], lane_index * pages + index,
         )  # fmt: skip
     st_release(w, g[W.G_W_OUT_STATE] + slot, lane_index + W.OUT_POSTED)
