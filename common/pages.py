@@ -2,7 +2,7 @@
 
 A page holds whole rows and never straddles a range (chunk or lane), so a lane's output is a whole
 number of pages and a chunk lands without its neighbours.  `page_size` bounds a page; what a page
-occupies on the device is `page_bytes`, the rows rounded up to a block, so odd widths waste no space.
+occupies on the device is `page_bytes`, its rows rounded up to a block: odd widths waste no space.
 """
 
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def range_rows_for(rows: int) -> int:
 def shape_pages(
     rows: int, row_bytes: int, range_rows: int, page_size: int = DEFAULT_PAGE
 ) -> PageShape:
-    """Cut ranges evenly into pages of at most *page_size* bytes; raise UsageError for giant rows."""
+    """Cut ranges evenly into pages of at most *page_size* bytes; UsageError for giant rows."""
     if page_size & (page_size - 1) or not MIN_PAGE <= page_size <= MAX_PAGE:
         raise UsageError(f"page size {page_size} is not a power of two from 64 KiB to 4 MiB")
     while page_size < row_bytes and page_size < MAX_PAGE:

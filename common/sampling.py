@@ -1,10 +1,10 @@
 """Which in-edges a destination keeps under a fanout: a rule, not a stored mask.
 
 Edge rank r (0-based, in the destination's in-list) is kept iff P(r) < k, where P is a pseudo-random
-permutation of [0, degree) keyed by (seed, layer, original destination index).  P is a six-round
+permutation of [0, degree) keyed by (seed, layer, original destination index). P is a six-round
 Feistel network over the next even power of two, cycle-walked into [0, degree) (Black and Rogaway,
-"Ciphers with Arbitrary Finite Domains", CT-RSA 2002).  So exactly min(k, degree) edges are kept, each
-equally likely, and any host that knows the rank gives the same answer without talking.
+"Ciphers with Arbitrary Finite Domains", CT-RSA 2002). So exactly min(k, degree) edges are kept,
+each equally likely, and any host that knows the rank gives the same answer without talking.
 """
 
 from typing import Any
@@ -67,8 +67,8 @@ def count_kept_loops(
 ) -> None:
     """Fill uint32 *out* [V] with how many of each vertex's self loops are kept.
 
-    A vertex's loops come after its *degrees* other in-edges in rank order.  *originals* is int64 [V],
-    or empty where a vertex's own index is its original one.
+    A vertex's loops come after its *degrees* other in-edges in rank order. *originals* is int64
+    [V], or empty where a vertex's own index is its original one.
     """
     for vertex in range(out.shape[0]):
         count = np.int64(loops[vertex])

@@ -36,7 +36,8 @@ from hyades.gpu_side.fingerprint import fingerprint_run
 from hyades.gpu_side.models.checks import check_fanouts, check_graph
 from hyades.gpu_side.models.ir import Model
 from hyades.gpu_side.models.loader import load_model
-from hyades.gpu_side.plan import PlanRequest, RunPlan, parse_forced, plan_run
+from hyades.gpu_side.plan import RunPlan, parse_forced, plan_run
+from hyades.gpu_side.price import PlanRequest
 from hyades.gpu_side.program import lower_model
 from hyades.gpu_side.refresh import Refresh, RunOptions, drop_run, reserve_run
 from hyades.gpu_side.topology import Topology, load_topology

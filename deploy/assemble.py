@@ -15,7 +15,8 @@ from hyades.deploy.machine import this_machine
 from hyades.deploy.report import build
 from hyades.deploy.report.model import Graph, Memory, Report, Traffic
 from hyades.gpu_side.models.ir import Model
-from hyades.gpu_side.plan import PlanRequest, RunPlan
+from hyades.gpu_side.plan import RunPlan
+from hyades.gpu_side.price import PlanRequest
 from hyades.gpu_side.refresh import Refresh
 from hyades.proxy.arena import allocate_arena
 from hyades.proxy.proxy import Proxy

@@ -1,8 +1,8 @@
 """Stream whole lanes of objects through a function: rows stages, attention scores, moments.
 
-Each worker takes the next lane, reads its pages of every input through the ring, with the lane after
-it already on the way, and may write the result's pages.  Lanes are independent, so the bits do not
-depend on the number of workers.
+Each worker takes the next lane, reads its pages of every input through the ring, with the lane
+after it already on the way, and may write the result's pages. Lanes are independent, so the bits do
+not depend on the number of workers.
 """
 
 import threading
@@ -196,7 +196,8 @@ class LaneStream:
 
     def _write(self, worker: int, lane: int, rows: Tensor) -> None:
         buffer = self._outputs[worker]
-        assert buffer is not None and self.target is not None
+        assert buffer is not None
+        assert self.target is not None
         shape = self.target.shape
         count = shape.first_page(lane + 1) - shape.first_page(lane)
         first = shape.first_page(lane)

@@ -28,9 +28,9 @@ from hyades.gpu_side.scan import PassScan
 
 @jit
 def merge_page(
-    g: Any, s: Any, floats: Any, words: Any, slot: Any, rows: Any, worker: Any, workers: Any, homes: Any
+    g: Any, floats: Any, words: Any, slot: Any, rows: Any, worker: Any, workers: Any, homes: Any
 ) -> Any:  # fmt: skip
-    """Join the rows of the log page in *slot* that belong to this worker's lanes; return how many."""
+    """Join the rows of the log page in *slot* that are this worker's; return how many."""
     page = (g[W.G_LOG_AT] + slot * g[W.G_LOG_PAGE_BYTES]) >> 2
     first = page + -(-g[W.G_LOG_ROWS] // 16) * 16
     size = g[W.G_RANGE] * g[W.G_STATE_STRIDE]
@@ -56,7 +56,8 @@ def clear_lane(g: Any, floats: Any, lane_index: Any, home: Any) -> None:
 
 @jit
 def post_log_read(
-    g: Any, w: Any, s: Any, ready: Any, ring_words: Any, control: Any, page: Any, slot: Any, number: Any
+    g: Any, w: Any, s: Any, ready: Any, ring_words: Any, control: Any, page: Any, slot: Any,
+    number: Any,
 ) -> None:  # fmt: skip
     """Read log page *page* into *slot*; its ready word becomes *number* + 1."""
     word = g[W.G_READY_LOG] + slot
@@ -135,7 +136,7 @@ class LogMerge:
         self._check()
         self._await(number, slot)
         merge_page(
-            scan.tables.g, scan.tables.s, scan.floats, scan.arguments[5], slot,
+            scan.tables.g, scan.floats, scan.arguments[5], slot,
             int(self.page_rows[number]), worker, self.workers, self.homes,
         )  # fmt: skip
         release_page(self.users, self.done, slot, number, self.workers)
@@ -199,7 +200,7 @@ def finish_log(scan: PassScan) -> None:
 def compile_kernels(compile_for: Callable[..., None], words: Any, floats: Any, ints: Any) -> None:
     """Compile the kernels of the merge; ``compile_for(kernel, *example arguments)``."""
     g = w = s = ready = ring = control = users = words
-    compile_for(merge_page, g, s, floats, ints, 0, 0, 0, 1, words)
+    compile_for(merge_page, g, floats, ints, 0, 0, 0, 1, words)
     compile_for(clear_lane, g, floats, 0, 0)
     compile_for(post_log_read, g, w, s, ready, ring, control, 0, 0, 0)
     compile_for(release_page, users, users, 0, 0, 1)

@@ -1,7 +1,7 @@
 """Lower a model to stages, each one scan over the rows of an object.
 
 Rules:
-1. A conv stage reads one object, a rows stage one or several (JumpingKnowledge).  Every stage writes
+1. A conv stage reads one object, a rows stage one or several (JumpingKnowledge). Every stage writes
    one object; the last one writes the output.
 2. GraphLayerNorm needs the mean and variance over all rows and columns, which are known only when a
    stage ends.  So a stage stops before it, collects the moments, and the operations from
@@ -18,7 +18,7 @@ FEATURES = -1
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An object that a stage reads: FEATURES or the index of an earlier stage, and row operations."""
+    """An object that a stage reads, FEATURES or an earlier stage's output, and row operations."""
 
     stage: int
     width: int  # columns as stored

@@ -3,11 +3,12 @@
 Rules:
 1. Before the first stage, one commit makes room: the output, hidden objects and logs are
    preallocated, and the run is in the catalog as "running" with its fingerprint.
-2. A lane is done when all its pages are written; its page-table entries are set only then.  A commit
+2. A lane is done when all its pages are written; its page-table entries are set only then. A commit
    every few seconds makes done lanes durable; a resumed run does only the others.
 3. Rows kept in memory are gone after a crash: their stage runs again when a reader is not done.
 4. The last commit renames the output into place and drops everything else of the run.
-Lanes depend only on the stage's input and plan, so a resumed run has the bits of an undisturbed one.
+
+Lanes depend only on the stage's input and plan: a resumed run has the bits of an undisturbed one.
 """
 
 import time
@@ -30,7 +31,8 @@ from hyades.gpu_side.factors import Factors, Sample, VertexTables
 from hyades.gpu_side.failure import VOLUME_DEVICE, explain_failure
 from hyades.gpu_side.lanestream import LaneStream, ReadFailed
 from hyades.gpu_side.merge import LogMerge, finish_log
-from hyades.gpu_side.plan import PlanRequest, RunPlan, StagePlan
+from hyades.gpu_side.plan import RunPlan, StagePlan
+from hyades.gpu_side.price import PlanRequest
 from hyades.gpu_side.program import FEATURES
 from hyades.gpu_side.rowops import Moments, apply_row_ops
 from hyades.gpu_side.scan import MomentSums, PassScan
@@ -196,7 +198,7 @@ class Refresh:
         per_lane = store.shape.pages_per_range
         padded = np.ones(lanes * per_lane, bool)
         padded[: len(rows)] = rows
-        todo: NDArray[np.bool_] = ~padded.reshape(lanes, per_lane).all(axis=1)
+        todo = np.logical_not(padded.reshape(lanes, per_lane).all(axis=1))
         if stage.kept:
             todo[: stage.kept] = self._is_read(stage)
         return todo
@@ -317,9 +319,10 @@ class Refresh:
             self._partial_sums = sums
 
     def _scores(self, stage: StagePlan, source: PageStoreInfo) -> NDArray[np.float32]:
-        """Return the destinations' attention scores, float32 [V, heads]: one pass over the input."""
+        """Return the destinations' attention scores, float32 [V, heads], in one more pass."""
         conv = stage.stage.conv
-        assert conv is not None and conv.attention is not None
+        assert conv is not None
+        assert conv.attention is not None
         scores = np.zeros((self.graph.vertices, conv.attention.heads), np.float32)
         before = stage.stage.inputs[0].before
         moments = self.moments.get(stage.stage.inputs[0].stage)

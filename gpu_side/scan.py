@@ -1,10 +1,10 @@
 """The host's part of a conv stage: land chunks, finalise lanes, for one pass over the input.
 
-Landing turns the pages of a chunk into message rows (float32): decode, the operations left over from
-the stage before, the source's operations and factor, the projection; and the vertices' own rows
-where their lane is in this pass.  Finalising turns a lane's state into output pages.
-Both run on the worker that was handed the action, with one torch thread, on blocks whose shape does
-not depend on the plan's worker count: the same bits for any number of workers.
+Landing turns the pages of a chunk into message rows (float32): decode, the operations left over
+from the stage before, the source's operations and factor, the projection; and the vertices' own
+rows where their lane is in this pass. Finalising turns a lane's state into output pages. Both run
+on the worker that was handed the action, with one torch thread, on blocks whose shape does not
+depend on the plan's worker count: the same bits for any number of workers.
 """
 
 from dataclasses import dataclass
@@ -72,7 +72,8 @@ class PassScan:
         self, stage: Stage, inputs: PassInputs, port: Port, source_moments: Moments | None,
         sums: MomentSums | None,
     ) -> None:  # fmt: skip
-        assert stage.conv is not None and inputs.candidate.sizes is not None
+        assert stage.conv is not None
+        assert inputs.candidate.sizes is not None
         self.stage = stage
         self.conv: Conv = stage.conv
         self.inputs = inputs
@@ -258,7 +259,8 @@ class PassScan:
     def durable(self) -> NDArray[np.bool_]:
         """Return which lanes are written, bool [lanes]."""
         at = int(self.tables.g[W.G_W_DURABLE])
-        return self.tables.w[at : at + self.inputs.topology.chunks] == 1
+        durable: NDArray[np.bool_] = self.tables.w[at : at + self.inputs.topology.chunks] == 1
+        return durable
 
     def page_crcs(self) -> NDArray[np.int64]:
         """Return the CRC32C of output pages of durable lanes, int64 [lanes, pages a lane]."""

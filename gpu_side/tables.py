@@ -12,7 +12,7 @@ from hyades.gpu_side import words as W
 from hyades.gpu_side.buffers import LOG_PAGE
 from hyades.gpu_side.factors import Factors, Sample, VertexTables
 from hyades.gpu_side.log import RESERVE
-from hyades.gpu_side.plan import Candidate
+from hyades.gpu_side.price import Candidate
 from hyades.gpu_side.stores import Ints, PageStoreInfo
 from hyades.gpu_side.topology import Topology
 
@@ -93,7 +93,8 @@ class _PassBuilder:
         self.w.size = W.CONTROL
         self.s = W.WordMap(self.g)
         self.arena = _ArenaMap()
-        assert inputs.candidate.sizes is not None and inputs.candidate.buffers is not None
+        assert inputs.candidate.sizes is not None
+        assert inputs.candidate.buffers is not None
         self.sizes = inputs.candidate.sizes
         self.buffers = inputs.candidate.buffers
         low, high = inputs.candidate.groups[inputs.pass_index]

@@ -1,4 +1,4 @@
-"""The directory of tiles as the planner and the scans see it: pieces by page, by lane and by chunk."""
+"""The directory of tiles as planner and scans see it: pieces by page, by lane and by chunk."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,7 +55,7 @@ def load_topology(volume: Volume) -> Topology:
     )
     if not sound:
         raise DataError(
-            f"{volume.name}: the tables directory, page_pieces and chunk_pages contradict each other"
+            f"{volume.name}: directory, page_pieces and chunk_pages contradict each other"
         )
     lanes = directory["lane"].astype(np.int64)
     return Topology(
@@ -92,7 +92,7 @@ class Windows:
 
 @jit
 def _best_windows(
-    chunk: Any, lane: Any, segments: Any, order: Any, lane_start: Any, chunks: Any, length: Any,
+    chunk: Any, segments: Any, order: Any, lane_start: Any, chunks: Any, length: Any,
     start: Any, opens: Any, closes: Any, outside: Any,
 ) -> None:  # fmt: skip
     """For each lane find the run of *length* chunks around its own that holds most pairs."""
@@ -132,7 +132,7 @@ def choose_windows(topology: Topology, length: int, rows: Ints) -> Windows:
     lane_start = np.concatenate(([0], np.cumsum(topology.lane_pieces)))
     start, opens, closes, outside = (np.zeros(chunks, np.int64) for _ in range(4))
     _best_windows(
-        topology.directory["chunk"].astype(np.int64), lanes,
+        topology.directory["chunk"].astype(np.int64),
         topology.directory["segments"].astype(np.int64), order, lane_start, chunks, length, start,
         opens, closes, outside,
     )  # fmt: skip

@@ -71,7 +71,8 @@ def sampled_factors(
     tiles, ranks, weights = (volume.object(n) for n in ("tiles", "ranks", "weights"))
     for page in range(tiles.pages):
         _sum_kept(
-            volume.read_page(tiles, page).view(np.int32), volume.read_page(ranks, page).view(np.uint32),
+            volume.read_page(tiles, page).view(np.int32),
+            volume.read_page(ranks, page).view(np.uint32),
             volume.read_page(weights, page).view(np.float32), range_rows, tables.originals, degrees,
             sample.fanout, sample.seed, sample.layer, sums,
         )  # fmt: skip

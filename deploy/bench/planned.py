@@ -18,7 +18,8 @@ from hyades.deploy.ingest.api import ingest
 from hyades.deploy.volumes import open_volume
 from hyades.gpu_side import topology as tiles
 from hyades.gpu_side.models.ir import Conv, Linear, Model
-from hyades.gpu_side.plan import Candidate, PlanRequest, plan_run, table_bytes
+from hyades.gpu_side.plan import plan_run, table_bytes
+from hyades.gpu_side.price import Candidate, PlanRequest
 from hyades.gpu_side.program import Stage, lower_model
 from hyades.gpu_side.vector import WIDTH
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from hyades.common import trace
 from hyades.deploy.report.model import Candidate, Counters, Phase, Span, Stage
 from hyades.gpu_side import plan as planner
+from hyades.gpu_side import price
 
 
 def candidates_of(plan: planner.RunPlan) -> list[Candidate]:
@@ -96,7 +97,7 @@ def counters_of(events: Iterable[trace.Event], *, requests: int, retries: int) -
     )
 
 
-def _candidate(stage: planner.StagePlan, candidate: planner.Candidate) -> Candidate:
+def _candidate(stage: planner.StagePlan, candidate: price.Candidate) -> Candidate:
     taken = (candidate.name, candidate.project_first) == (
         stage.chosen.name,
         stage.chosen.project_first,
@@ -116,13 +117,13 @@ def _candidate(stage: planner.StagePlan, candidate: planner.Candidate) -> Candid
     )
 
 
-def _order(convolves: bool, candidate: planner.Candidate) -> str:
+def _order(convolves: bool, candidate: price.Candidate) -> str:
     if not convolves:
         return ""
     return "project first" if candidate.project_first else "aggregate first"
 
 
-def _reason(stage: planner.StagePlan, candidate: planner.Candidate, *, taken: bool) -> str:
+def _reason(stage: planner.StagePlan, candidate: price.Candidate, *, taken: bool) -> str:
     if taken and len(stage.candidates) == 1:
         return candidate.reason or "the only way"
     if taken:
