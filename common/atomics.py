@@ -17,7 +17,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+
+from hyades.common.jit import intrinsic
 
 _I64, _I32, _VOID = ir.IntType(64), ir.IntType(32), ir.VoidType()
 

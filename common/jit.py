@@ -13,8 +13,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
-from numba.core import config
+from numba.core import config as _numba_config
+from numba.extending import intrinsic as _numba_intrinsic
 
+# Untyped on purpose: numba sets the settings at import, and an intrinsic is called without the
+# typing context that its Python function takes, which no type checker can know.
+config: Any = _numba_config
+intrinsic: Any = _numba_intrinsic
 F = TypeVar("F", bound=Callable[..., Any])
 _ROOT = Path(__file__).resolve().parent.parent
 _SOURCES = ("common/*.py", "gpu_side/**/*.py", "proxy/**/*.py", "deploy/ingest/**/*.py")

@@ -13,9 +13,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from hyades.common.atomics import is_cuda
+from hyades.common.jit import intrinsic
 
 WIDTH = 16  # floats in a vector
 _LANES = 32  # of a warp
