@@ -56,6 +56,7 @@ class RunPlan:
 
     stages: tuple[StagePlan, ...]
     table_bytes: int
+    temporaries: int  # bytes that torch's intermediate results take, at most at once
     memory: int
 
     @property
@@ -72,8 +73,7 @@ class RunPlan:
     @property
     def peak_bytes(self) -> int:
         """Bytes that the run holds at its peak, as predicted."""
-        temporaries = max(temporaries_of(s.chosen) for s in self.stages)
-        return self.table_bytes + self.arena_bytes + self.kept_bytes + temporaries
+        return self.table_bytes + self.temporaries + self.arena_bytes + self.kept_bytes
 
     @property
     def bytes_read(self) -> int:
@@ -122,8 +122,6 @@ def parse_forced(plan: str | None) -> str | None:
 
 def plan_run(request: PlanRequest, topology: Topology) -> RunPlan:
     """Return the cheapest plan within the budget; UsageError says what memory would do."""
-    tables = table_bytes(request, topology)
-    budget = request.memory - tables
     shapes: dict[int, PageShape] = {FEATURES: request.features.shape()}
     last = len(request.stages) - 1
     for stage in request.stages:
@@ -132,22 +130,29 @@ def plan_run(request: PlanRequest, topology: Topology) -> RunPlan:
             request.graph.vertices, stage.width * itemsize, request.graph.range_rows,
             request.page_size,
         )  # fmt: skip
+    tables = table_bytes(request, topology)
+    temporaries = max(temporaries_of(request, s, shapes) for s in request.stages)
+    budget = request.memory - tables - temporaries
     found = [_candidates(request, topology, s, shapes, budget, {}) for s in request.stages]
-    _check_memory(request, tables, found)
+    _check_memory(request, tables + temporaries, found)
     plans = [
         _choose(request, stage, candidates, shapes[stage.index], {})
         for stage, candidates in zip(request.stages, found, strict=True)
     ]
-    return _keep_hidden(request, topology, RunPlan(tuple(plans), tables, request.memory), shapes)
+    plan = RunPlan(tuple(plans), tables, temporaries, request.memory)
+    return _keep_hidden(request, topology, plan, shapes)
 
 
-def _check_memory(request: PlanRequest, tables: int, found: list[list[Candidate]]) -> None:
-    """Raise UsageError naming the stage that needs most, where one has no candidate that fits."""
-    least = [min(c.memory + temporaries_of(c) for c in candidates) for candidates in found]
+def _check_memory(request: PlanRequest, always: int, found: list[list[Candidate]]) -> None:
+    """Raise UsageError naming the stage that needs most, where one has no candidate that fits.
+
+    *always* are the bytes that a run holds in every stage.
+    """
+    least = [min(c.memory for c in candidates) for candidates in found]
     if all(any(c.fits for c in candidates) for candidates in found):
         return
     most = max(range(len(least)), key=least.__getitem__)
-    need = least[most] + tables
+    need = least[most] + always
     forced = f", --plan {request.forced}" if request.forced else ""
     raise UsageError(
         f"stage {most} ({request.stages[most].name}) needs at least --memory {-(-need // MIB)}MiB"
@@ -204,7 +209,7 @@ def _keep_hidden(
                 continue
             nbytes = kept_bytes(shape, lanes)
             rows = HiddenRows(stage.index, readers[stage.index], nbytes, lanes)
-            other = _plan_holding(request, topology, shapes, plan.table_bytes, [*kept, rows])
+            other = _plan_holding(request, topology, shapes, plan, [*kept, rows])
             if other is not None and other.bytes_moved < plan.bytes_moved:
                 plan, kept = other, [*kept, rows]
                 break
@@ -215,21 +220,21 @@ def _lanes_that_fit(
     request: PlanRequest, plan: RunPlan, held: list[HiddenRows], shape: PageShape
 ) -> int:
     """Return how many lanes of a hidden object fit beside the plan's scans and what is held."""
-    scans = max(
-        s.chosen.memory - s.chosen.pinned_bytes + temporaries_of(s.chosen) for s in plan.stages
-    )
-    spare = request.memory - plan.table_bytes - scans - sum(rows.nbytes for rows in held)
+    scans = max(s.chosen.memory - s.chosen.pinned_bytes for s in plan.stages)
+    spare = request.memory - plan.table_bytes - plan.temporaries - scans
+    spare -= sum(rows.nbytes for rows in held)
     lane = shape.pages_per_range * shape.page_bytes
     return max(0, min(spare // lane, shape.ranges - 1)) if lane else 0
 
 
 def _plan_holding(
-    request: PlanRequest, topology: Topology, shapes: dict[int, PageShape], tables: int,
+    request: PlanRequest, topology: Topology, shapes: dict[int, PageShape], plan: RunPlan,
     held: list[HiddenRows],
 ) -> RunPlan | None:  # fmt: skip
-    """Return the plan that keeps *held* in memory, or None where it leaves too little."""
+    """Return *plan* with *held* kept in memory, or None where that leaves too little."""
     places, total = place_hidden(held)
-    budget, kept = request.memory - tables - total, {rows.stage: rows.lanes for rows in held}
+    budget = request.memory - plan.table_bytes - plan.temporaries - total
+    kept = {rows.stage: rows.lanes for rows in held}
     stages = []
     for stage in request.stages:
         candidates = _candidates(request, topology, stage, shapes, budget, kept)
@@ -237,4 +242,4 @@ def _plan_holding(
             return None
         chosen = _choose(request, stage, candidates, shapes[stage.index], kept)
         stages.append(replace(chosen, hidden_at=places.get(stage.index, 0)))
-    return RunPlan(tuple(stages), tables, request.memory)
+    return replace(plan, stages=tuple(stages))

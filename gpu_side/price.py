@@ -79,8 +79,30 @@ class Candidate:
         return self.pinned * self.sizes.input_chunk if self.sizes else 0
 
 
-def temporaries_of(candidate: Candidate) -> int:
-    return candidate.sizes.temporaries if candidate.sizes else 0
+def scan_sizes(
+    request: PlanRequest, stage: Stage, source: PageShape, output: PageShape, project_first: bool
+) -> ScanSizes:
+    """Return what the sizes of a conv stage's scans follow from."""
+    conv = stage.conv
+    assert conv is not None
+    weighted = conv.edge_weight and request.graph.weighted
+    streams = 1 + int(weighted) + int(request.fanouts[stage.layer] > 0)
+    return ScanSizes(
+        request.graph.range_rows, source, output, shape_conv(stage, project_first),
+        request.tiles.page_bytes, streams, request.workers, stage.width,
+    )  # fmt: skip
+
+
+def temporaries_of(request: PlanRequest, stage: Stage, shapes: dict[int, PageShape]) -> int:
+    """Return the bytes of torch's intermediate results in a stage, on all workers together."""
+    if stage.conv is None:
+        widest = max(sum(source.width for source in stage.inputs), stage.width)
+        return 2 * 4 * request.graph.range_rows * widest * request.workers
+    source, output = shapes[stage.inputs[0].stage], shapes[stage.index]
+    return max(
+        scan_sizes(request, stage, source, output, order).temporaries
+        for order in product_orders(stage)
+    )
 
 
 def object_bytes(shape: PageShape) -> int:
@@ -107,20 +129,14 @@ class StagePricer:
         self.kept_input = kept_input  # chunks that are in memory from the start
         assert stage.conv is not None
         self.conv = stage.conv
-        weighted = self.conv.edge_weight and request.graph.weighted
-        sampled = request.fanouts[stage.layer] > 0
-        self.streams = 1 + int(weighted) + int(sampled)
+        self.always = request.memory - budget  # bytes held in every stage
         lanes = np.arange(topology.chunks)
         graph = request.graph
         ends = np.minimum((lanes + 1) * graph.range_rows, graph.vertices)
         self.lane_rows = ends - lanes * graph.range_rows
 
     def sizes(self, project_first: bool) -> ScanSizes:
-        return ScanSizes(
-            self.request.graph.range_rows, self.source, self.output,
-            shape_conv(self.stage, project_first), self.request.tiles.page_bytes, self.streams,
-            self.request.workers, self.stage.width,
-        )  # fmt: skip
+        return scan_sizes(self.request, self.stage, self.source, self.output, project_first)
 
     def _input_bytes(self, chunks: NDArray[np.int64]) -> int:
         """Return the bytes of the input pages of *chunks* (all but the last are full)."""
@@ -145,16 +161,16 @@ class StagePricer:
         states = slots * sizes.state
         buffers = full
         memory = arena_bytes(sizes, full) + states
-        if memory + sizes.temporaries > self.budget:
+        if memory > self.budget:
             buffers = lean
             memory = arena_bytes(sizes, lean) + states
-        fits = memory + sizes.temporaries <= self.budget
-        spare = self.budget - memory - sizes.temporaries
+        fits = memory <= self.budget
+        spare = self.budget - memory
         pinned = 0
         if len(groups) > 1 and fits:
             more = self.topology.chunks - self.kept_input
             pinned = max(0, min(spare // max(sizes.input_chunk, 1), more))
-        read, chunks_read = self._bytes_read(groups, pinned)
+        read, chunks_read = self._bytes_read(groups, pinned, sizes)
         written = object_bytes(self.output)
         log_pages = 0
         if windows:
@@ -164,15 +180,17 @@ class StagePricer:
         candidate = Candidate(
             name, project_first, fits, memory + pinned * sizes.input_chunk, read, written, 0.0, 0.0,
             groups, windows, sizes, buffers, slots, pinned, log_pages,
-            "" if fits else f"needs {format_size(memory + sizes.temporaries)} of memory",
+            "" if fits else f"needs {format_size(memory + self.always)} of memory",
         )  # fmt: skip
         arithmetic = self._arithmetic(candidate, chunks_read)
         storage = candidate.bytes_moved / self.request.rates.storage
         seconds = max(arithmetic / self.request.workers, storage)
         return replace(candidate, seconds=seconds, arithmetic=arithmetic)
 
-    def _bytes_read(self, groups: tuple[tuple[int, int], ...], pinned: int) -> tuple[int, int]:
-        tile_bytes = self.request.tiles.page_bytes * self.streams
+    def _bytes_read(
+        self, groups: tuple[tuple[int, int], ...], pinned: int, sizes: ScanSizes
+    ) -> tuple[int, int]:
+        tile_bytes = self.request.tiles.page_bytes * sizes.tile_streams
         read = chunks_read = 0
         held = np.zeros(self.topology.chunks, bool)
         for low, high in groups:
@@ -275,12 +293,10 @@ def price_rows(
         read += object_bytes(shape) - kept_bytes(shape, kept.get(source.stage, 0))
         memory += 2 * shape.pages_per_range * shape.page_bytes
     memory += 2 * output.pages_per_range * output.page_bytes
-    # Twice the widest block: what torch's intermediate results take.
-    widest = max(sum(source.width for source in stage.inputs), stage.width)
-    memory += 2 * 4 * request.graph.range_rows * widest
     memory = memory * request.workers + 2 * MIB
     written = object_bytes(output)
     seconds = (read + written) / request.rates.storage
     fits = memory <= budget
-    reason = "" if fits else f"needs {format_size(memory)} of memory"
+    always = request.memory - budget
+    reason = "" if fits else f"needs {format_size(memory + always)} of memory"
     return Candidate("rows", False, fits, memory, read, written, seconds, reason=reason)

@@ -18,7 +18,7 @@ from hyades.deploy.ingest.api import ingest
 from hyades.deploy.volumes import open_volume
 from hyades.gpu_side import topology as tiles
 from hyades.gpu_side.models.ir import Conv, Linear, Model
-from hyades.gpu_side.plan import plan_run, table_bytes
+from hyades.gpu_side.plan import RunPlan, plan_run
 from hyades.gpu_side.price import Candidate, PlanRequest
 from hyades.gpu_side.program import Stage, lower_model
 from hyades.gpu_side.vector import WIDTH
@@ -118,15 +118,13 @@ class _Pricer:
 
     def price(self, plan: str) -> Candidate:
         """Return the candidate: no memory is left over in which input chunks would be kept."""
-        generous = self._ask(plan, _UNLIMITED)
-        sizes = generous.sizes
-        assert sizes is not None
-        need = generous.memory - generous.pinned * sizes.input_chunk + sizes.temporaries
-        return self._ask(plan, need + table_bytes(self._request(plan, 0), self._topology))
+        run, generous = self._ask(plan, _UNLIMITED)
+        always = run.table_bytes + run.temporaries
+        return self._ask(plan, generous.memory - generous.pinned_bytes + always)[1]
 
-    def _ask(self, plan: str, memory: int) -> Candidate:
-        planned = plan_run(self._request(plan, memory), self._topology).stages[0]
-        return next(c for c in planned.candidates if c.project_first)
+    def _ask(self, plan: str, memory: int) -> tuple[RunPlan, Candidate]:
+        run = plan_run(self._request(plan, memory), self._topology)
+        return run, next(c for c in run.stages[0].candidates if c.project_first)
 
     def _request(self, plan: str, memory: int) -> PlanRequest:
         return PlanRequest(
