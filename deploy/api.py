@@ -247,13 +247,13 @@ def refresh(
     sink: Sink | None = None, checkpoint_seconds: float = 2.0,
 ) -> RefreshResult:  # fmt: skip
     """Compute *model* for every vertex; store the rows [V, D] as output *out*; see docs/api.md."""
-    began, started = time.perf_counter(), datetime.now(UTC)
     if not 0 <= seed < 1 << 63:
         raise UsageError(f"--seed {seed}: from 0 to 2^63 - 1")
     with (
-        one_signal_at_a_time(), _opened(volume, True) as handle, warmed_up(handle.url),
+        one_signal_at_a_time(), _opened(volume, True) as handle, warmed_up(handle.url, progress),
         assemble.MemoryWatch() as watch,
     ):  # fmt: skip
+        began, started = time.perf_counter(), datetime.now(UTC)
         store = handle.volume
         _check_name(store, out, resume, force)
         prepared = _prepare(handle, model, memory, fanout, threads, dtype, plan)

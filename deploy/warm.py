@@ -1,7 +1,7 @@
 """Get everything compiled or loaded before the clocks and the memory watch of a run start."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -15,8 +15,10 @@ from hyades.proxy.registry import open_transport
 
 
 @contextmanager
-def warmed_up(url: str) -> Iterator[None]:
+def warmed_up(url: str, progress: Callable[[str, int, int, str], None] | None) -> Iterator[None]:
     """Compile the kernels of both sides of the ring, and read one block of the volume with them."""
+    if progress is not None:
+        progress("kernels (compiled once)", 0, 1, "step")
     compile_kernels()
     device = open_transport(url, writable=False)
     ready = np.zeros(2, np.int64)
@@ -33,4 +35,6 @@ def warmed_up(url: str) -> Iterator[None]:
     finally:
         proxy.stop(drain=False)
         device.close()
+    if progress is not None:
+        progress("kernels (compiled once)", 1, 1, "step")
     yield
