@@ -49,13 +49,14 @@ _VALUE_MASK = (1 << W.ACTION_SHIFT) - 1
 
 
 @jit
-def _ask(mail: Any, worker: Any, turn: Any, slot: Any, word: Any) -> None:
+def post_ask(mail: Any, worker: Any, turn: Any, slot: Any, word: Any) -> None:
+    """Ask the host for *word*, an action of `advance`."""
     packed = (turn << TURN_SHIFT) | (slot << SLOT_SHIFT) | word
     st_release_sys(mail, worker * MAILBOX_WORDS, packed)
 
 
 @jit
-def _await_answer(mail: Any, worker: Any, turn: Any, g: Any, w: Any, control: Any) -> Any:
+def await_answer(mail: Any, worker: Any, turn: Any, g: Any, w: Any, control: Any) -> Any:
     """Return 1 once the host has answered *turn*, 0 when the scan stops first."""
     stats = g[W.G_W_STATS] + worker * W.STATS_WORDS
     before = ticks()
@@ -90,12 +91,12 @@ def run_resident(
         slot = np.int64(0)
         if action == W.A_FINALISE:
             slot = hold_output(g, w)
-        _ask(mail, worker, turn, slot, word)
+        post_ask(mail, worker, turn, slot, word)
         if action == W.A_DONE or action == W.A_ABORT:
             return action
-        if _await_answer(mail, worker, turn, g, w, control) == 0:
+        if await_answer(mail, worker, turn, g, w, control) == 0:
             abort = np.int64(W.A_ABORT)
-            _ask(mail, worker, (turn + 1) & _TURN_MASK, np.int64(0), abort << W.ACTION_SHIFT)
+            post_ask(mail, worker, (turn + 1) & _TURN_MASK, np.int64(0), abort << W.ACTION_SHIFT)
             return abort
         if action == W.A_LAND:
             landed(g, w, s, value)
