@@ -18,8 +18,8 @@ from hyades.gpu_side.devices.cpu import CpuDevice
 from hyades.gpu_side.resident import (
     MAILBOX_WORDS,
     Mailbox,
-    post_ask,
     await_answer,
+    post_ask,
     run_resident,
     serve,
 )
