@@ -17,11 +17,11 @@ from hyades.common.atomics import atomic_add, ld_acquire, st_relaxed, st_release
 from hyades.common.jit import jit
 from hyades.common.layout import Status
 from hyades.common.ring import FAILED, STOP
-from hyades.gpu_side import scheduler
 from hyades.gpu_side import words as W
 from hyades.gpu_side.kernels import clear_state, merge_row
 from hyades.gpu_side.lanestream import ReadFailed
 from hyades.gpu_side.log import finish, lane_rows
+from hyades.gpu_side.outputs import take_credit
 from hyades.gpu_side.requests import CHECK, READ, has_landed, post
 from hyades.gpu_side.scan import PassScan
 
@@ -173,7 +173,7 @@ class LogMerge:
     def _finalise(self, lane: int) -> None:
         """Wait for an output slot's credit, then finalise from the merge's own state slot."""
         tables = self.scan.tables
-        while not scheduler.take_credit(tables.w):
+        while not take_credit(tables.w):
             self.scan.drained()
             self._check()
             time.sleep(5e-5)

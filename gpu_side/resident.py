@@ -28,16 +28,10 @@ from numpy.typing import NDArray
 from hyades.common.atomics import block, ld_acquire_sys, st_release_sys, ticks
 from hyades.common.jit import jit
 from hyades.gpu_side import words as W
+from hyades.gpu_side.outputs import finalised, hold_output
 from hyades.gpu_side.requests import bump
 from hyades.gpu_side.scan import PassScan
-from hyades.gpu_side.scheduler import (
-    advance,
-    back_off,
-    finalised,
-    hold_output,
-    landed,
-    stopped,
-)
+from hyades.gpu_side.scheduler import advance, back_off, landed, stopped
 
 _ANSWER = W.LINE
 MAILBOX_WORDS = 2 * W.LINE  # words of a worker

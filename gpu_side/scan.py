@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hyades.common.port import Port
-from hyades.gpu_side import scheduler
+from hyades.gpu_side import outputs, scheduler
 from hyades.gpu_side import words as W
+from hyades.gpu_side.issue import issue
 from hyades.gpu_side.models.ir import Conv, Linear
 from hyades.gpu_side.program import Stage
 from hyades.gpu_side.rowops import Moments, apply_row_op, apply_row_ops
@@ -202,9 +203,9 @@ class PassScan:
         *home* is the state slot of a lane that was merged; else the lane's own is used and freed.
         """
         tables = self.tables
-        slot = int(scheduler.hold_output(tables.g, tables.w))
+        slot = int(outputs.hold_output(tables.g, tables.w))
         self.finalise_rows(lane, slot, home)
-        publish = scheduler.finalised if home is None else scheduler.post_output
+        publish = outputs.finalised if home is None else outputs.post_output
         publish(
             tables.g, tables.w, tables.s, self.port.ready, self.arguments[9],
             self.port.ring.control, slot, lane,
@@ -276,7 +277,7 @@ class PassScan:
     def drained(self) -> bool:
         """Reap finished writes; say whether every posted lane is durable."""
         tables = self.tables
-        scheduler.issue(
+        issue(
             tables.g, tables.w, tables.s, self.port.ready, self.port.crcs, self.arguments[9],
             self.port.ring.control,
         )  # fmt: skip

@@ -42,133 +42,13 @@ from hyades.common.atomics import (
 from hyades.common.jit import jit
 from hyades.gpu_side import log
 from hyades.gpu_side import words as W
+from hyades.gpu_side.issue import issue
 from hyades.gpu_side.kernels import add_own_rows, clear_state, run_piece
-from hyades.gpu_side.requests import CHECK, MAKE, READ, WRITE, bump, has_landed, post
+from hyades.gpu_side.outputs import take_credit
+from hyades.gpu_side.requests import bump, has_landed
 
 _SELF = int(layout.TileFlag.SELF)
 _SPINS = 64
-
-
-@jit
-def _post_inputs(g: Any, w: Any, s: Any, ready: Any, ring_words: Any, control: Any) -> Any:
-    posted = 0
-    position = ld_relaxed(w, W.C_NEXT_INPUT)
-    slots, pages = g[W.G_CHUNK_SLOTS], g[W.G_PAGES_PER_CHUNK]
-    nbytes = g[W.G_INPUT_PAGE_BYTES]
-    flags = CHECK if g[W.G_INPUT_CHECK] != 0 else 0
-    while position < g[W.G_POSITIONS]:
-        slot = position % slots
-        done = ld_acquire(w, g[W.G_W_INPUT_DONE] + slot)
-        if position >= slots and done != position - slots + 1:
-            break
-        for index in range(pages):
-            lba = s[g[W.G_S_INPUT_LBA] + position * pages + index]
-            word = g[W.G_READY_INPUT] + slot * pages + index
-            if lba < 0:
-                st_relaxed(ready, word, position + 1)
-                continue
-            st_relaxed(ready, word, np.int64(0))
-            crc = s[g[W.G_S_INPUT_CRC] + position * pages + index]
-            offset = g[W.G_INPUT_AT] + (slot * pages + index) * nbytes
-            post(
-                ring_words, control, READ, flags, g[W.G_INPUT_DEVICE], word, position + 1, lba,
-                offset, nbytes, crc, g[W.G_INPUT_OBJECT], position * pages + index,
-            )  # fmt: skip
-            posted += 1
-        position += 1
-        st_release(w, W.C_NEXT_INPUT, position)
-    return posted
-
-
-@jit
-def _post_tile_page(
-    g: Any, s: Any, ready: Any, ring_words: Any, control: Any, tile: Any, slot: Any, word: Any,
-    at: Any, lba_table: Any, crc_table: Any, thing: Any,
-) -> None:  # fmt: skip
-    st_relaxed(ready, word + slot, np.int64(0))
-    nbytes = g[W.G_TILE_PAGE_BYTES]
-    flags = CHECK if g[W.G_CHECK] != 0 else 0
-    post(
-        ring_words, control, READ, flags, g[W.G_TILE_DEVICE], word + slot, tile + 1,
-        s[lba_table + tile], at + slot * nbytes, nbytes, s[crc_table + tile], thing,
-        s[g[W.G_S_TILE_PAGE] + tile],
-    )  # fmt: skip
-
-
-@jit
-def _post_tiles(g: Any, w: Any, s: Any, ready: Any, ring_words: Any, control: Any) -> Any:
-    posted = 0
-    tile = ld_relaxed(w, W.C_NEXT_TILE)
-    slots = g[W.G_TILE_SLOTS]
-    while tile < g[W.G_TILES]:
-        slot = tile % slots
-        done = ld_acquire(w, g[W.G_W_TILE_DONE] + slot)
-        if tile >= slots and done != tile - slots + 1:
-            break
-        st_relaxed(w, g[W.G_W_TILE_COUNT] + slot, np.int64(0))
-        st_relaxed(w, g[W.G_W_TILE_CLAIM] + slot, tile << 20)
-        _post_tile_page(
-            g, s, ready, ring_words, control, tile, slot, g[W.G_READY_TILE], g[W.G_TILE_AT],
-            g[W.G_S_TILE_LBA], g[W.G_S_TILE_CRC], 1,
-        )  # fmt: skip
-        posted += 1
-        if g[W.G_FANOUT] > 0:
-            _post_tile_page(
-                g, s, ready, ring_words, control, tile, slot, g[W.G_READY_RANK], g[W.G_RANK_AT],
-                g[W.G_S_RANK_LBA], g[W.G_S_RANK_CRC], 2,
-            )  # fmt: skip
-            posted += 1
-        if g[W.G_WEIGHTED] != 0:
-            _post_tile_page(
-                g, s, ready, ring_words, control, tile, slot, g[W.G_READY_WEIGHT],
-                g[W.G_WEIGHT_AT], g[W.G_S_WEIGHT_LBA], g[W.G_S_WEIGHT_CRC], 3,
-            )  # fmt: skip
-            posted += 1
-        tile += 1
-        st_release(w, W.C_NEXT_TILE, tile)
-    return posted
-
-
-@jit
-def _reap_outputs(g: Any, w: Any, ready: Any, crcs: Any) -> Any:
-    """Return the credits of output slots whose pages are all written; mark their lanes durable."""
-    reaped = 0
-    pages = g[W.G_OUT_PAGES]
-    for slot in range(g[W.G_OUT_SLOTS]):
-        state = ld_acquire(w, g[W.G_W_OUT_STATE] + slot)
-        if state < W.OUT_POSTED:
-            continue
-        lane_index = state - W.OUT_POSTED
-        whole = 1
-        for index in range(pages):
-            word = g[W.G_READY_OUT] + slot * pages + index
-            if has_landed(w, ready, word, lane_index + 1) == 0:
-                whole = 0
-                break
-        if whole == 1:
-            for index in range(pages):
-                crc = np.int64(crcs[g[W.G_READY_OUT] + slot * pages + index])
-                st_relaxed(w, g[W.G_W_OUT_CRC] + lane_index * pages + index, crc)
-            st_release(w, g[W.G_W_DURABLE] + lane_index, np.int64(1))
-            st_release(w, g[W.G_W_OUT_STATE] + slot, np.int64(W.OUT_FREE))
-            atomic_add(w, W.C_OUT_CREDIT, np.int64(1))
-            atomic_add(w, W.C_DURABLE, np.int64(1))
-            reaped += 1
-    return reaped
-
-
-@jit
-def issue(g: Any, w: Any, s: Any, ready: Any, crcs: Any, ring_words: Any, control: Any) -> Any:
-    """Post every read that has a slot and reap what was written; return how much happened."""
-    if ld_relaxed(w, W.C_LOCK) != 0 or atomic_cas(w, W.C_LOCK, np.int64(0), np.int64(1)) != 0:
-        return 0
-    count = _post_tiles(g, w, s, ready, ring_words, control)
-    count += _post_inputs(g, w, s, ready, ring_words, control)
-    count += _reap_outputs(g, w, ready, crcs)
-    if g[W.G_LOGGING] != 0:
-        count += log.reap(g, w, ready, crcs)
-    st_release(w, W.C_LOCK, np.int64(0))
-    return count
 
 
 @jit
@@ -423,15 +303,6 @@ def landed(g: Any, w: Any, s: Any, position: Any) -> None:
 
 
 @jit
-def take_credit(w: Any) -> Any:
-    """Take the right to one output slot; False where all are in use."""
-    if atomic_add(w, W.C_OUT_CREDIT, np.int64(-1)) > 0:
-        return True
-    atomic_add(w, W.C_OUT_CREDIT, np.int64(1))
-    return False
-
-
-@jit
 def _take_lane(g: Any, w: Any) -> Any:
     """Take a complete lane together with an output credit, or return -1."""
     head = ld_acquire(w, W.C_FIN_HEAD)
@@ -528,58 +399,3 @@ def _step(
     if ld_acquire(w, W.C_PAGES_LEFT) == 0 and ld_acquire(w, W.C_FIN_TAKEN) == g[W.G_LANES_TOTAL]:
         return np.int64((W.A_DONE << W.ACTION_SHIFT) + 1)
     return np.int64(-1) if posted > 0 else np.int64(0)
-
-
-@jit
-def hold_output(g: Any, w: Any) -> Any:
-    """Return an output slot for a lane that was taken with a credit."""
-    while True:
-        for slot in range(g[W.G_OUT_SLOTS]):
-            at = g[W.G_W_OUT_STATE] + slot
-            if ld_acquire(w, at) == W.OUT_FREE:
-                free, held = np.int64(W.OUT_FREE), np.int64(W.OUT_HELD)
-                if atomic_cas(w, at, free, held) == free:
-                    return slot
-
-
-@jit
-def _keep_output(g: Any, w: Any, slot: Any, lane_index: Any) -> None:
-    """Count a lane whose rows stay in the arena as done; its output slot is free again."""
-    st_release(w, g[W.G_W_DURABLE] + lane_index, np.int64(1))
-    st_release(w, g[W.G_W_OUT_STATE] + slot, np.int64(W.OUT_FREE))
-    atomic_add(w, W.C_OUT_CREDIT, np.int64(1))
-    atomic_add(w, W.C_DURABLE, np.int64(1))
-
-
-@jit
-def post_output(
-    g: Any, w: Any, s: Any, ready: Any, ring_words: Any, control: Any, slot: Any, lane_index: Any
-) -> None:
-    """Post the pages of a lane whose rows are in place in output slot *slot*."""
-    pages, nbytes = g[W.G_OUT_PAGES], g[W.G_OUT_PAGE_BYTES]
-    lbas = g[W.G_S_OUT_LBA] + lane_index * pages
-    if s[lbas] < 0:
-        _keep_output(g, w, slot, lane_index)
-        return
-    for index in range(pages):
-        word = g[W.G_READY_OUT] + slot * pages + index
-        if s[lbas + index] < 0:  # the last lane may have fewer pages
-            st_relaxed(ready, word, lane_index + 1)
-            continue
-        st_relaxed(ready, word, np.int64(0))
-        post(
-            ring_words, control, WRITE, MAKE, g[W.G_OUT_DEVICE], word, lane_index + 1,
-            s[lbas + index], g[W.G_OUT_AT] + (slot * pages + index) * nbytes, nbytes, np.int64(0),
-            g[W.G_OUT_OBJECT], lane_index * pages + index,
-        )  # fmt: skip
-    st_release(w, g[W.G_W_OUT_STATE] + slot, lane_index + W.OUT_POSTED)
-
-
-@jit
-def finalised(
-    g: Any, w: Any, s: Any, ready: Any, ring_words: Any, control: Any, slot: Any, lane_index: Any
-) -> None:
-    """After a lane's state became rows in output slot *slot*: free the state, post the pages."""
-    if g[W.G_LOGGING] != 0:
-        log.hand_on(g, w, s, lane_index)
-    post_output(g, w, s, ready, ring_words, control, slot, lane_index)

@@ -9,7 +9,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from hyades.gpu_side import log, merge, scheduler
+from hyades.gpu_side import issue, log, merge, outputs, scheduler
 from hyades.gpu_side import words as W
 
 
@@ -28,10 +28,10 @@ def compile_kernels() -> None:
         np.float32(0),
     )  # fmt: skip
     _compile(scheduler.landed, g, w, s, 0)
-    _compile(scheduler.hold_output, g, w)
-    _compile(scheduler.take_credit, w)
-    _compile(scheduler.finalised, g, w, s, ready, ring, control, 0, 0)
-    _compile(scheduler.post_output, g, w, s, ready, ring, control, 0, 0)
-    _compile(scheduler.issue, g, w, s, ready, crcs, ring, control)
+    _compile(outputs.hold_output, g, w)
+    _compile(outputs.take_credit, w)
+    _compile(outputs.finalised, g, w, s, ready, ring, control, 0, 0)
+    _compile(outputs.post_output, g, w, s, ready, ring, control, 0, 0)
+    _compile(issue.issue, g, w, s, ready, crcs, ring, control)
     _compile(log.finish, g, w, s, ready, ring, control)
     merge.compile_kernels(_compile, words, floats, ints)
