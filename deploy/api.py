@@ -39,7 +39,8 @@ from hyades.gpu_side.models.loader import load_model
 from hyades.gpu_side.plan import RunPlan, parse_forced, plan_run
 from hyades.gpu_side.price import PlanRequest
 from hyades.gpu_side.program import lower_model
-from hyades.gpu_side.refresh import Refresh, RunOptions, drop_run, reserve_run
+from hyades.gpu_side.refresh import Refresh, RunOptions
+from hyades.gpu_side.runobjects import drop_run, reserve_run
 from hyades.gpu_side.topology import Topology, load_topology
 from hyades.gpu_side.vertices import load_vertices
 from hyades.proxy.arena import release_arena

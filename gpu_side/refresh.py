@@ -1,44 +1,36 @@
-"""The layer loop: run the stages of a plan, keep what is done, commit what can be resumed.
-
-Rules:
-1. Before the first stage, one commit makes room: the output, hidden objects and logs are
-   preallocated, and the run is in the catalog as "running" with its fingerprint.
-2. A lane is done when all its pages are written; its page-table entries are set only then. A commit
-   every few seconds makes done lanes durable; a resumed run does only the others.
-3. Rows kept in memory are gone after a crash: their stage runs again when a reader is not done.
-4. The last commit renames the output into place and drops everything else of the run.
+"""The layer loop: run the stages of a plan, each in its passes, and keep what is done.
 
 Lanes depend only on the stage's input and plan: a resumed run has the bits of an undisturbed one.
+runobjects.py has the rules of what is durable when.
 """
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hyades.common.catalog import RunInfo
 from hyades.common.port import Port
 from hyades.common.trace import Advance, ScanCounters, Sink, Span
 from hyades.common.volume import Volume
 from hyades.gpu_side import words as W
-from hyades.gpu_side.buffers import LOG_PAGE
 from hyades.gpu_side.devices.cpu import CpuDevice, short_switch_interval, single_threaded_torch
 from hyades.gpu_side.factors import Factors, Sample, VertexTables
-from hyades.gpu_side.failure import VOLUME_DEVICE, explain_failure
+from hyades.gpu_side.failure import explain_failure
 from hyades.gpu_side.lanestream import LaneStream, ReadFailed
 from hyades.gpu_side.merge import LogMerge, finish_log
 from hyades.gpu_side.plan import RunPlan, StagePlan
 from hyades.gpu_side.price import PlanRequest
-from hyades.gpu_side.program import FEATURES
 from hyades.gpu_side.rowops import Moments, apply_row_ops
+from hyades.gpu_side.rowstage import combine_rows
+from hyades.gpu_side.runobjects import RunObjects
 from hyades.gpu_side.scan import MomentSums, PassScan
 from hyades.gpu_side.scores import score_weights
-from hyades.gpu_side.stores import PageStoreInfo, keep_ranges, memory_store, volume_store
-from hyades.gpu_side.tables import PassInputs, TileStores
+from hyades.gpu_side.stores import PageStoreInfo
+from hyades.gpu_side.tables import PassInputs
 from hyades.gpu_side.topology import Topology
 from hyades.gpu_side.vertices import sampled_factors
 
@@ -51,47 +43,6 @@ class RunOptions:
     seed: int = 0
     check: bool = True
     checkpoint_seconds: float = 2.0
-
-
-@dataclass(slots=True)
-class RunCounters:
-    """Seconds and lanes by stage, for the report."""
-
-    stage_seconds: list[float] = field(default_factory=list)
-    stage_bytes: list[tuple[int, int]] = field(default_factory=list)  # read, written
-    lanes_resumed: int = 0
-    commits: int = 0
-
-
-def running_name(run: str, stage: int, last: int) -> str:
-    """Return the name of a stage's object while the run goes on."""
-    return f"running/{run}/output" if stage == last else f"running/{run}/hidden-{stage}"
-
-
-def reserve_run(volume: Volume, plan: RunPlan, name: str, fingerprint: str) -> None:
-    """Make room for every object of a run and commit it as running; UsageError on a full disk.
-
-    A resumed run has its objects, but for hidden rows that had a place in more memory before.
-    """
-    graph, has = volume.catalog.graph, volume.catalog.objects
-    assert graph is not None
-    last = len(plan.stages) - 1
-    try:
-        for stage in plan.stages:
-            thing = running_name(name, stage.stage.index, last)
-            if not stage.keeps_output and thing not in has:
-                volume.allocate_rows(
-                    thing, f"float{8 * stage.output_itemsize}", graph.vertices, stage.stage.width,
-                    graph.range_rows,
-                )  # fmt: skip
-        log_pages = max(s.chosen.log_pages for s in plan.stages)
-        if log_pages and f"running/{name}/log" not in has:
-            volume.allocate_pages(f"running/{name}/log", log_pages, LOG_PAGE)
-        volume.catalog.runs[name] = RunInfo(name, "running", fingerprint)
-        volume.commit()
-    except BaseException:
-        volume.rollback()
-        raise
 
 
 class Refresh:
@@ -113,57 +64,14 @@ class Refresh:
         self.sink = sink
         self.graph = volume.catalog.graph
         self.device = CpuDevice(request.workers, sink)
-        self.last = len(plan.stages) - 1
-        self.counters = RunCounters()
-        self.stores: dict[int, PageStoreInfo] = {}
+        self.objects = RunObjects(
+            volume, plan, options.name, request.fanouts, options.checkpoint_seconds, sink
+        )
+        self.counters = self.objects.counters
         self.moments: dict[int, Moments] = {}
         self.finished = False
         self._traffic = traffic
         self._partial_sums = MomentSums.empty(topology.chunks)
-        self._commit_due = 0.0
-        self._open_stores()
-
-    # --- objects
-
-    def _open_stores(self) -> None:
-        features = self.volume.object(self.graph.features)
-        table = self.volume.page_table(self.graph.features)
-        self.stores[FEATURES] = volume_store(features, 0, VOLUME_DEVICE, table)
-        for stage in self.plan.stages:
-            self.stores[stage.stage.index] = self._output_store(stage)
-
-    def _output_store(self, stage: StagePlan) -> PageStoreInfo:
-        index = stage.stage.index
-        at = self.plan.arena_bytes + stage.hidden_at
-        if stage.keeps_output:
-            return memory_store(
-                f"hidden rows of stage {index}", stage.stage.width, stage.output, at
-            )
-        info = self.volume.object(running_name(self.options.name, index, self.last))
-        return keep_ranges(volume_store(info, 0, VOLUME_DEVICE, None), stage.kept, at)
-
-    def _tile_stores(self, stage: StagePlan) -> TileStores:
-        def store(name: str, number: int) -> PageStoreInfo:
-            info = self.volume.object(name)
-            return volume_store(info, number, VOLUME_DEVICE, self.volume.page_table(name))
-
-        conv = stage.stage.conv
-        assert conv is not None
-        sampled = self.request.fanouts[stage.stage.layer] > 0
-        weighted = conv.edge_weight and self.graph.weighted
-        return TileStores(
-            store("tiles", 1),
-            store("ranks", 2) if sampled else None,
-            store("weights", 3) if weighted else None,
-        )
-
-    def _checked_source(self, index: int) -> PageStoreInfo:
-        """Return the store of a stage's input with the checksums that are now known."""
-        store = self.stores[index]
-        if index == FEATURES or self.plan.stages[index].keeps_output:
-            return store
-        table = self.volume.page_table(store.name)
-        return replace(store, crcs=table["crc"].astype(np.int64))
 
     # --- the loop
 
@@ -172,12 +80,12 @@ class Refresh:
         with single_threaded_torch(), short_switch_interval():
             for stage in self.plan.stages:
                 begin, before = time.perf_counter(), self._traffic()
-                todo = self._todo(stage)
+                todo = self.objects.todo(stage)
                 self.counters.lanes_resumed += int(np.count_nonzero(~todo))
                 try:
                     if np.any(todo):
                         self._run_stage(stage, todo)
-                    if stage.stage.moments and self._is_read(stage):
+                    if stage.stage.moments and self.objects.is_read(stage):
                         self._find_moments(stage)
                 except ReadFailed:
                     error = explain_failure(self.port, self.volume)
@@ -185,33 +93,11 @@ class Refresh:
                 self.counters.stage_seconds.append(time.perf_counter() - begin)
                 after = self._traffic()
                 self.counters.stage_bytes.append((after[0] - before[0], after[1] - before[1]))
-        self._complete()
+        self.objects.complete()
         self.finished = True
 
-    def _todo(self, stage: StagePlan) -> NDArray[np.bool_]:
-        """Return which lanes of a stage are not done."""
-        store = self.stores[stage.stage.index]
-        lanes = self.topology.chunks
-        if stage.keeps_output:
-            return np.full(lanes, self._is_read(stage))
-        rows = self.volume.page_table(store.name)["rows"] > 0
-        per_lane = store.shape.pages_per_range
-        padded = np.ones(lanes * per_lane, bool)
-        padded[: len(rows)] = rows
-        todo = np.logical_not(padded.reshape(lanes, per_lane).all(axis=1))
-        if stage.kept:
-            todo[: stage.kept] = self._is_read(stage)
-        return todo
-
-    def _is_read(self, stage: StagePlan) -> bool:
-        """Say whether a stage that reads this one's output has something to do."""
-        readers = [
-            s for s in self.plan.stages if any(i.stage == stage.stage.index for i in s.stage.inputs)
-        ]
-        return any(bool(np.any(self._todo(s))) for s in readers)
-
     def _run_stage(self, stage: StagePlan, todo: NDArray[np.bool_]) -> None:
-        sources = [self._checked_source(i.stage) for i in stage.stage.inputs]
+        sources = [self.objects.checked_source(i.stage) for i in stage.stage.inputs]
         if stage.stage.conv is None:
             self._run_rows(stage, sources, todo)
         else:
@@ -220,7 +106,7 @@ class Refresh:
     def _run_conv(self, stage: StagePlan, source: PageStoreInfo, todo: NDArray[np.bool_]) -> None:
         conv, chosen = stage.stage.conv, stage.chosen
         assert conv is not None
-        tiles = self._tile_stores(stage)
+        tiles = self.objects.tile_stores(stage)
         sample = Sample(
             self.request.fanouts[stage.stage.layer], self.options.seed, stage.stage.layer
         )
@@ -231,15 +117,15 @@ class Refresh:
         heads = conv.attention.heads if conv.attention else 0
         width = int(conv.attention.att_src.shape[1]) if conv.attention else 0
         sums = MomentSums.empty(self.topology.chunks) if stage.stage.moments else None
-        target = replace(self.stores[stage.stage.index], number=4)
+        target = replace(self.objects.stores[stage.stage.index], number=4)
         held = np.zeros(self.topology.chunks, bool)
         for index in range(len(chosen.groups)):
             low, high = chosen.groups[index]
             if not np.any(todo[low:high]):
                 continue
             inputs = PassInputs(
-                chosen, self.topology, self.graph.vertices, source, tiles, target, self._log(stage),
-                factors, self.vertices, scores, heads, width, sample, index, held, todo,
+                chosen, self.topology, self.graph.vertices, source, tiles, target,
+                self.objects.log(stage), factors, self.vertices, scores, heads, width, sample, index, held, todo,
                 self.request.workers, self.options.check,
             )  # fmt: skip
             scan = PassScan(
@@ -251,13 +137,6 @@ class Refresh:
         if sums is not None:
             self._partial_sums = sums
 
-    def _log(self, stage: StagePlan) -> PageStoreInfo | None:
-        if stage.chosen.windows is None or not stage.chosen.log_pages:
-            return None
-        return volume_store(
-            self.volume.object(f"running/{self.options.name}/log"), 5, VOLUME_DEVICE, None
-        )
-
     def _run_pass(self, stage: StagePlan, scan: PassScan, index: int) -> None:
         total = scan.pages_left()
         name, passes = stage.stage.name, len(stage.chosen.groups)
@@ -265,7 +144,7 @@ class Refresh:
         def pulse() -> None:
             done = total - scan.pages_left()
             self.sink.emit(Advance(stage.stage.index, name, index, passes, done, total, "page"))
-            self._checkpoint(stage, scan.durable, scan.page_crcs)
+            self.objects.checkpoint(stage, scan.durable, scan.page_crcs)
 
         begin = time.perf_counter()
         self.device.run(scan, pulse, self.port.ring.stop)
@@ -276,7 +155,7 @@ class Refresh:
             self._raise_for(scan)
             time.sleep(1e-4)
         self._raise_for(scan)
-        self._record(stage, scan.durable(), scan.page_crcs())
+        self.objects.record(stage, scan.durable(), scan.page_crcs())
         pulse()
         emit_counters(self.sink, stage.stage.index, index, scan, time.perf_counter() - begin)
 
@@ -297,9 +176,7 @@ class Refresh:
     def _run_rows(
         self, stage: StagePlan, sources: list[PageStoreInfo], todo: NDArray[np.bool_]
     ) -> None:
-        from hyades.gpu_side.rowstage import combine_rows
-
-        target = replace(self.stores[stage.stage.index], number=4)
+        target = replace(self.objects.stores[stage.stage.index], number=4)
         numbered = [replace(s, number=0) for s in sources]
         sums = MomentSums.empty(self.topology.chunks) if stage.stage.moments else None
 
@@ -314,7 +191,7 @@ class Refresh:
             self.options.check,
         )  # fmt: skip
         self._stream(stage, stream, function, lambda: stream.durable, lambda: stream.crcs)
-        self._record(stage, stream.durable, stream.crcs)
+        self.objects.record(stage, stream.durable, stream.crcs)
         if sums is not None:
             self._partial_sums = sums
 
@@ -352,7 +229,7 @@ class Refresh:
             index, name = stage.stage.index, stage.stage.name
             self.sink.emit(Advance(index, name, 0, 1, stream.finished, total, "lane"))
             if durable is not None and crcs is not None:
-                self._checkpoint(stage, durable, crcs)
+                self.objects.checkpoint(stage, durable, crcs)
 
         self.device.run_workers(
             lambda worker: stream.work(worker, function), pulse, self.port.ring.stop
@@ -370,72 +247,12 @@ class Refresh:
                 sums.add(lane, blocks[0])
 
             stream = LaneStream(
-                self.port, [self._checked_source(index)], None, missing, self.request.workers,
-                self.options.check,
+                self.port, [self.objects.checked_source(index)], None, missing,
+                self.request.workers, self.options.check,
             )  # fmt: skip
             self._stream(stage, stream, function, None, None)
         self.moments[index] = sums.moments()
         self._partial_sums = MomentSums.empty(self.topology.chunks)
-
-    # --- what is durable
-
-    def _record(self, stage: StagePlan, durable: NDArray[np.bool_], crcs: NDArray[Any]) -> None:
-        """Set the page-table entries of durable lanes."""
-        if stage.keeps_output:
-            return
-        store = self.stores[stage.stage.index]
-        table = self.volume.page_table(store.name)
-        per_lane = store.shape.pages_per_range
-        flags = np.repeat(durable, per_lane)[: store.shape.pages]
-        flags[: store.shape.first_page(stage.kept)] = False
-        pages = np.flatnonzero(flags & (table["rows"] == 0))
-        if not len(pages):
-            return
-        starts = (pages // per_lane) * store.shape.range_rows
-        starts += (pages % per_lane) * store.shape.rows_per_page
-        range_end = np.minimum((pages // per_lane + 1) * store.shape.range_rows, store.shape.rows)
-        rows = np.minimum(starts + store.shape.rows_per_page, range_end) - starts
-        table["crc"][pages] = crcs.reshape(-1)[pages]
-        table["rows"][pages] = rows
-
-    def _checkpoint(
-        self, stage: StagePlan, durable: Callable[[], NDArray[np.bool_]], crcs: Callable[[], Any]
-    ) -> None:
-        now = time.perf_counter()
-        if stage.keeps_output or now < self._commit_due:
-            return
-        self._record(stage, durable(), crcs())
-        self._commit()
-
-    def _commit(self) -> None:
-        begin = time.perf_counter()
-        self.volume.commit()
-        end = time.perf_counter()
-        self.sink.emit(Span("commit", -1, -1, begin, end))
-        self.counters.commits += 1
-        # A slow device must not spend its time on commits.
-        self._commit_due = end + max(self.options.checkpoint_seconds, 10 * (end - begin))
-
-    def _complete(self) -> None:
-        volume, name = self.volume, self.options.name
-        final = f"output/{name}"
-        if final in volume.catalog.objects:
-            volume.remove(final)
-        volume.rename(running_name(name, self.last, self.last), final)
-        drop_run(volume, name)
-        volume.catalog.runs[name] = replace_run(volume.catalog.runs[name])
-        self._commit()
-
-
-def replace_run(run: RunInfo) -> RunInfo:
-    """Return *run* as done."""
-    return RunInfo(run.name, "done", run.fingerprint, run.notes)
-
-
-def drop_run(volume: Volume, name: str) -> None:
-    """Remove the working objects of a run, uncommitted."""
-    for thing in [n for n in volume.catalog.objects if n.startswith(f"running/{name}/")]:
-        volume.remove(thing)
 
 
 def emit_counters(sink: Sink, stage: int, index: int, scan: PassScan, seconds: float) -> None:
