@@ -263,7 +263,7 @@ def refresh(
         events = _ProgressSink(progress, sink, len(prepared.plan.stages))
         reserve_run(store, prepared.plan, out, mark)
         settings = RunOptions(out, seed, checkpoint_seconds=checkpoint_seconds)
-        with assemble.opened_devices(handle.url, prepared.plan) as devices:
+        with assemble.opened_devices(handle.url) as devices:
             run, proxy = _put_together(store, prepared, settings, devices, events)
             try:
                 proxy.start()

@@ -24,15 +24,15 @@ from hyades.proxy.registry import open_transport
 from hyades.proxy.transport import Transport
 
 
-def open_devices(url: str, plan: RunPlan) -> list[Transport]:
+def open_devices(url: str) -> list[Transport]:
     """Open device 0: the volume's pages."""
     return [open_transport(url)]
 
 
 @contextmanager
-def opened_devices(url: str, plan: RunPlan) -> Iterator[list[Transport]]:
+def opened_devices(url: str) -> Iterator[list[Transport]]:
     """Open the devices of a run for the time of a block."""
-    devices = open_devices(url, plan)
+    devices = open_devices(url)
     try:
         yield devices
     finally:

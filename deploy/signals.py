@@ -7,10 +7,10 @@ committed.  A second Ctrl-C in the middle of that would leave threads behind tha
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 PATIENCE = 5.0  # seconds after which a further signal counts again: unwinding may hang, too
 
@@ -40,10 +40,10 @@ def one_signal_at_a_time(patience: float = PATIENCE) -> Iterator[None]:
         now = time.monotonic()
         if now - raised >= patience:
             raised = now
-            before[number](number, frame)
+            before[signal.Signals(number)](number, frame)
 
     known = (signal.default_int_handler, terminate)
-    before = {}
+    before: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         handler = signal.getsignal(number)
         if callable(handler) and handler in known:

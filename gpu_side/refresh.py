@@ -125,8 +125,8 @@ class Refresh:
                 continue
             inputs = PassInputs(
                 chosen, self.topology, self.graph.vertices, source, tiles, target,
-                self.objects.log(stage), factors, self.vertices, scores, heads, width, sample, index, held, todo,
-                self.request.workers, self.options.check,
+                self.objects.log(stage), factors, self.vertices, scores, heads, width, sample,
+                index, held, todo, self.request.workers, self.options.check,
             )  # fmt: skip
             scan = PassScan(
                 stage.stage, inputs, self.port, self.moments.get(stage.stage.inputs[0].stage), sums
