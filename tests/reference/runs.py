@@ -17,7 +17,6 @@ from hyades.common.errors import UsageError
 from hyades.deploy import assemble
 from hyades.deploy.api import RefreshResult, VolumeHandle, explain
 from hyades.deploy.ingest import ingest
-from hyades.gpu_side.plan import RunPlan
 from hyades.proxy.transport import Transport
 from hyades.proxy.transports.faulty import FaultPlan, FaultyTransport
 
@@ -96,8 +95,8 @@ def faulty_devices(plan: Callable[[], FaultPlan]) -> Iterator[Faults]:
     faults = Faults(plan)
     inner = assemble.open_devices
 
-    def opened(url: str, run: RunPlan) -> list[Transport]:
-        devices = [FaultyTransport(device, faults.plan()) for device in inner(url, run)]
+    def opened(url: str) -> list[Transport]:
+        devices = [FaultyTransport(device, faults.plan()) for device in inner(url)]
         faults.devices += devices
         return list(devices)
 
