@@ -69,7 +69,7 @@ def test_any_graph(
     weighted = weighted and cls == "GCN"
     x = features(vertices, width, seed).astype(dtype)
     rng = np.random.default_rng(seed)
-    weights = rng.random(edges.shape[1]).astype(np.float32) if weighted else None
+    weights = rng.random(edges.shape[1], np.float32) if weighted else None
     path = tmp_path_factory.mktemp("any") / "g.vol"
     make_volume(path, edges, x, weights, range_rows=range_rows, reorder=reorder, vertices=vertices)
     module = randomised(make(cls, kwargs, width), seed)

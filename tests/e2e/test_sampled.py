@@ -25,7 +25,7 @@ BOUND = 2e-6
 PLANS = (None, "resident", "passes:2", "passes:5", "log:1", "log:2")
 VERTICES, _EDGES = messy_graph(77, 700)
 EDGES = _EDGES.numpy()
-WEIGHTS = np.random.default_rng(4).random(EDGES.shape[1]).astype(np.float32) + np.float32(0.05)
+WEIGHTS = np.random.default_rng(4).random(EDGES.shape[1], np.float32) + np.float32(0.05)
 Volumes = Callable[..., Path]
 
 
@@ -51,9 +51,9 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> Volumes:
 
 def summing(width: int) -> nn.Module:
     """Return a layer whose output is the sum of the sampled in-neighbours' features."""
-    module = pyg.SAGEConv(width, width, aggr="sum", root_weight=False, bias=False)
+    module: nn.Module = pyg.SAGEConv(width, width, aggr="sum", root_weight=False, bias=False)
     with torch.no_grad():
-        module.lin_l.weight.copy_(torch.eye(width))
+        module.get_parameter("lin_l.weight").copy_(torch.eye(width))
     return module.eval()
 
 
@@ -240,8 +240,8 @@ def test_dgl_norms_that_need_the_whole_sampled_graph_are_refused(
     torch.save(tensors, tmp_path / "w.pt")
     x = features(5).astype(np.float64)
     for norm in ("both", "left", "right", "none"):
-        entry = {"class": "GraphConv", "framework": "dgl", "weights": "w.pt"}
-        entry = {**entry, "kwargs": {"norm": norm}, "layers": [""]}
+        entry: dict[str, Any] = {"class": "GraphConv", "framework": "dgl", "weights": "w.pt"}
+        entry |= {"kwargs": {"norm": norm}, "layers": [""]}
         (tmp_path / "m.json").write_text(json.dumps(entry))
         model = load_model(tmp_path / "m.json")
         if norm in ("both", "left"):

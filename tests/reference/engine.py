@@ -75,7 +75,7 @@ def error(got: NDArray[Any], expected: NDArray[Any]) -> float:
     assert got.shape == expected.shape
     assert np.array_equal(np.isnan(got), np.isnan(expected))
     got, expected = np.nan_to_num(got.astype(np.float64)), np.nan_to_num(expected)
-    return float(np.linalg.norm(got - expected) / max(np.linalg.norm(expected), 1.0))
+    return float(np.linalg.norm(got - expected)) / max(float(np.linalg.norm(expected)), 1.0)
 
 
 def same_bits(left: NDArray[Any], right: NDArray[Any]) -> bool:

@@ -44,7 +44,7 @@ def sampled_batch(
     module: nn.Module, features: Any, edges: Ints, weights: Any, fanout: tuple[int, ...], seed: int
 ) -> NDArray[Any]:
     """Return what PyG computes in float64 where layer i sees only the edges that it keeps."""
-    convs = list(module.convs) if hasattr(module, "convs") else [module]
+    convs: list[Any] = [*getattr(module, "convs", [module])]
     handles = []
     for layer, (conv, k) in enumerate(zip(convs, fanout, strict=True)):
         kept = kept_edges(edges, k, seed, layer)
