@@ -280,7 +280,8 @@ def test_a_volume_that_is_cut_off_under_a_run(tmp_path: Path) -> None:
         def cut(*_: object) -> None:
             os.truncate(path, end)
 
-        with pytest.raises(DeviceLost, match=r"object '(tiles|weights|features)' page \d+ .* volume truncated"):
+        text = r"object '(tiles|weights|features)' page \d+ .* volume truncated"
+        with pytest.raises(DeviceLost, match=text):
             refresh_rows(volume, three_layers("gcn"), "x", plan="passes:9", progress=cut)
         assert own_threads() == []
     assert path.stat().st_size == end
