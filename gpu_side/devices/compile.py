@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import SimpleNamespace
 from typing import Any
@@ -66,8 +67,9 @@ def _require() -> None:
 @contextmanager
 def _target(target: Target) -> Iterator[None]:
     """Let numba-cuda believe, inside the block, that the current device is *target*."""
-    from numba.cuda import compiler, dispatcher
-
+    # By name: no stubs describe these modules, and they are there only with the `ptx` extra.
+    compiler: Any = import_module("numba.cuda.compiler")
+    dispatcher: Any = import_module("numba.cuda.dispatcher")
     before = compiler.get_current_device, dispatcher.get_current_device
     device = SimpleNamespace(compute_capability=target)
     compiler.get_current_device = dispatcher.get_current_device = lambda: device
@@ -80,8 +82,7 @@ def _target(target: Target) -> Iterator[None]:
 def compile_ptx(function: Callable[..., None], signature: Any, target: Target) -> str:
     """Return the PTX of a kernel; numba's errors for what CUDA cannot run."""
     _require()
-    from numba import cuda
-
+    cuda: Any = import_module("numba.cuda")
     with _target(target):
         ptx, _ = cuda.compile_ptx(function, signature, cc=target)
     return str(ptx)
@@ -90,10 +91,9 @@ def compile_ptx(function: Callable[..., None], signature: Any, target: Target) -
 def link(ptx: str, target: Target) -> Linked:
     """Return the cubin of *ptx* for *target*."""
     _require()
-    from cuda.core import Linker, LinkerOptions, ObjectCode
-
-    options = LinkerOptions(arch=name_of(target), verbose=True, ptxas_options=["-v"])
-    linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
+    core: Any = import_module("cuda.core")
+    options = core.LinkerOptions(arch=name_of(target), verbose=True, ptxas_options=["-v"])
+    linker = core.Linker(core.ObjectCode.from_ptx(ptx.encode()), options=options)
     code = bytes(linker.link("cubin").code)
     text = str(linker.get_info_log())
     return read_usage(code, text)
