@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hyades.common.jit import jit
 from hyades.common.sampling import count_kept_loops, keeps, sample_key
 from hyades.gpu_side.models.ir import Conv
 
@@ -71,50 +72,38 @@ def _kept_counts(tables: VertexTables, sample: Sample, sums: Any) -> _Counts:
     return _Counts(others, loops, tables.out_degrees, weight)
 
 
-def last_loop_weights(tables: VertexTables, loops: Any, fill: float, sample: Sample) -> Any:
-    """Return float64 [V]: the weight of each vertex's one loop; the last duplicate wins."""
-    weights = np.full(len(tables.loops), fill)
-    if tables.loop_weights is None or len(tables.loop_weights) == 0:
-        return weights
-    ends = np.cumsum(tables.loops.astype(np.int64))
-    has = np.asarray(loops) > 0
-    if sample.fanout == 0:
-        weights[has] = tables.loop_weights[ends[has] - 1]
-        return weights
-    return _last_kept(tables, sample, ends, has, weights)
+@jit
+def _weigh_loops(
+    seed: Any, layer: Any, originals: Any, degrees: Any, loops: Any, fanout: Any, weights: Any,
+    sums: Any, last: Any,
+) -> None:  # fmt: skip
+    """Sum the weights of each vertex's kept loops, and note that of the last one."""
+    place = 0
+    for vertex in range(loops.shape[0]):
+        others, count = np.int64(degrees[vertex]), np.int64(loops[vertex])
+        if count == 0:
+            continue
+        name = originals[vertex] if originals.shape[0] > 0 else vertex
+        key = sample_key(seed, layer, name)
+        for index in range(count):
+            if fanout == 0 or keeps(key, others + index, others + count, fanout):
+                sums[vertex] += weights[place + index]
+                last[vertex] = weights[place + index]
+        place += count
 
 
-def _last_kept(tables: VertexTables, sample: Sample, ends: Any, has: Any, weights: Any) -> Any:
-    """As last_loop_weights where only some of a vertex's loops were sampled."""
-    assert tables.loop_weights is not None
-    for vertex in np.flatnonzero(has):
-        name = tables.originals[vertex] if len(tables.originals) else vertex
-        key = np.uint64(sample_key(sample.seed, sample.layer, name))
-        others, count = int(tables.in_degrees[vertex]), int(tables.loops[vertex])
-        for index in reversed(range(count)):
-            if keeps(key, others + index, others + count, sample.fanout):
-                weights[vertex] = tables.loop_weights[ends[vertex] - count + index]
-                break
-    return weights
+def weigh_loops(tables: VertexTables, sample: Sample, fill: float) -> tuple[Any, Any]:
+    """Return float64 [V] twice: the summed weight of each vertex's kept loops, and the last one's.
 
-
-def _loop_sums(tables: VertexTables, sample: Sample) -> Any:
-    """Return float64 [V]: the summed weight of each vertex's kept loops."""
-    sums = np.zeros(len(tables.loops))
-    if tables.loop_weights is None:
-        return sums
-    owner = np.repeat(np.arange(len(tables.loops)), tables.loops)
-    kept = np.ones(len(owner), bool)
-    if sample.fanout > 0:
-        starts = np.cumsum(tables.loops.astype(np.int64)) - tables.loops
-        for place, vertex in enumerate(owner):
-            name = tables.originals[vertex] if len(tables.originals) else vertex
-            key = np.uint64(sample_key(sample.seed, sample.layer, name))
-            others, count = int(tables.in_degrees[vertex]), int(tables.loops[vertex])
-            rank = others + place - int(starts[vertex])
-            kept[place] = keeps(key, rank, others + count, sample.fanout)
-    np.add.at(sums, owner[kept], tables.loop_weights[kept].astype(np.float64))
-    return sums
+    PyG keeps the last of several loops as the one; *fill* stands where there is none.
+    """
+    sums, last = np.zeros(len(tables.loops)), np.full(len(tables.loops), fill)
+    if tables.loop_weights is not None:
+        _weigh_loops(
+            sample.seed, sample.layer, tables.originals, tables.in_degrees, tables.loops,
+            sample.fanout, tables.loop_weights, sums, last,
+        )  # fmt: skip
+    return sums, last
 
 
 def _inverse_root(values: Any) -> Any:
@@ -167,7 +156,7 @@ def _block_factors(conv: Conv, tables: VertexTables, sample: Sample, sums: Any) 
     counts = _kept_counts(tables, sample, sums if weighted else None)
     if conv.norm == "gcn":
         return _gcn(conv, tables, counts, sample, weighted)
-    loops = _loop_sums(tables, sample) if weighted else counts.loops.astype(np.float64)
+    loops = weigh_loops(tables, sample, 0)[0] if weighted else counts.loops.astype(np.float64)
     if conv.loops == "one":
         loops = np.ones(len(tables.loops))
         received = counts.others.astype(np.float64) + 1
@@ -185,9 +174,9 @@ def _gcn(
     if conv.loops == "one":
         # PyG gives loops the weight 1 on an unweighted graph even where `improved` asks for 2.
         fill = conv.loop_weight if weighted else 1.0
-        own = last_loop_weights(tables, counts.loops, fill, sample) if weighted else fill
+        own = weigh_loops(tables, sample, fill)[1] if weighted else fill
     elif conv.loops == "keep":
-        own = _loop_sums(tables, sample) if weighted else counts.loops.astype(np.float64)
+        own = weigh_loops(tables, sample, 0)[0] if weighted else counts.loops.astype(np.float64)
     else:
         own = 0.0
     scale = _inverse_root(counts.weight + own)

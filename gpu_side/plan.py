@@ -101,7 +101,7 @@ def table_bytes(request: PlanRequest, topology: Topology) -> int:
     if request.graph.reorder != "none":
         per_vertex += 16 if any(request.fanouts) else 8
     if any(request.fanouts):
-        per_vertex += 8
+        per_vertex += 16 if request.graph.weighted else 8  # float64 sums of kept weights
     pieces = topology.directory.nbytes + 8 * (4 * topology.pages + topology.chunks)
     return vertices * per_vertex + pieces
 

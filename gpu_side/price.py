@@ -200,6 +200,9 @@ class StagePricer:
             read += self._input_bytes(chunks[~held[chunks]])
             held[chunks[chunks < self.kept_input + pinned]] = True
             chunks_read += len(chunks)
+        sampled = sizes.tile_streams == 3
+        if sampled and self.conv.norm == "gcn":  # the pass that sums the kept edges' weights
+            read += self.topology.pages * tile_bytes
         if self.conv.attention is not None:  # the pass that computes the destinations' scores
             read += self._input_bytes(np.arange(self.topology.chunks))
         return read, chunks_read

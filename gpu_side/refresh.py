@@ -18,7 +18,7 @@ from hyades.common.trace import Advance, ScanCounters, Sink, Span
 from hyades.common.volume import Volume
 from hyades.gpu_side import words as W
 from hyades.gpu_side.devices.cpu import CpuDevice, short_switch_interval, single_threaded_torch
-from hyades.gpu_side.factors import Factors, Sample, VertexTables
+from hyades.gpu_side.factors import Factors, Sample, VertexTables, conv_factors
 from hyades.gpu_side.failure import explain_failure
 from hyades.gpu_side.lanestream import LaneStream, ReadFailed
 from hyades.gpu_side.merge import LogMerge, finish_log
@@ -29,10 +29,10 @@ from hyades.gpu_side.rowstage import combine_rows
 from hyades.gpu_side.runobjects import RunObjects
 from hyades.gpu_side.scan import MomentSums, PassScan
 from hyades.gpu_side.scores import score_weights
-from hyades.gpu_side.stores import PageStoreInfo
-from hyades.gpu_side.tables import PassInputs
+from hyades.gpu_side.stores import PageStoreInfo, page_by_page
+from hyades.gpu_side.tables import PassInputs, TileStores
 from hyades.gpu_side.topology import Topology
-from hyades.gpu_side.vertices import sampled_factors
+from hyades.gpu_side.vertices import KeptWeights, needs_kept_weights
 
 
 @dataclass(slots=True)
@@ -110,9 +110,7 @@ class Refresh:
         sample = Sample(
             self.request.fanouts[stage.stage.layer], self.options.seed, stage.stage.layer
         )
-        factors: Factors = sampled_factors(
-            conv, self.vertices, sample, self.volume, self.graph.range_rows
-        )
+        factors = self._factors(stage, tiles, sample)
         scores = self._scores(stage, source) if conv.attention else None
         heads = conv.attention.heads if conv.attention else 0
         width = int(conv.attention.att_src.shape[1]) if conv.attention else 0
@@ -194,6 +192,23 @@ class Refresh:
         self.objects.record(stage, stream.durable, stream.crcs)
         if sums is not None:
             self._partial_sums = sums
+
+    def _factors(self, stage: StagePlan, tiles: TileStores, sample: Sample) -> Factors:
+        """Return the factors of a stage; sampled edge weights are summed over all tiles first."""
+        conv, stores = stage.stage.conv, (tiles.tiles, tiles.ranks, tiles.weights)
+        assert conv is not None
+        if not needs_kept_weights(conv, sample, self.graph.weighted):
+            return conv_factors(conv, self.vertices, sample)
+        kept = KeptWeights(self.vertices, sample, self.graph.range_rows)
+        sources = [page_by_page(store) for store in stores if store is not None]
+        # One worker: sums take the pages in order, and have the same bits for any number.
+        stream = LaneStream(
+            self.port, sources, None, np.arange(self.topology.pages), 1, self.options.check
+        )
+        begin = time.perf_counter()
+        self._stream(stage, stream, kept.add, None, None)
+        self.sink.emit(Span("degrees", stage.stage.index, -1, begin, time.perf_counter()))
+        return conv_factors(conv, self.vertices, sample, kept.sums)
 
     def _scores(self, stage: StagePlan, source: PageStoreInfo) -> NDArray[np.float32]:
         """Return the destinations' attention scores, float32 [V, heads], in one more pass."""

@@ -49,8 +49,12 @@ class MomentSums:
 
 
 def torch_dtype_view(raw: NDArray[np.uint8], dtype: np.dtype[np.generic], width: int) -> Tensor:
-    """Return the rows in *raw* as a float32 tensor [n, width]; no copy where they are float32."""
-    return torch.from_numpy(raw.view(dtype).reshape(-1, width)).float()
+    """Return the rows in *raw* as a tensor [n, width] of float32, or of raw bytes (uint8).
+
+    Float32 and bytes are not copied.
+    """
+    rows = torch.from_numpy(raw.view(dtype).reshape(-1, width))
+    return rows if dtype == np.uint8 else rows.float()
 
 
 def fill_pages(target: PageStoreInfo, rows: Tensor, out: NDArray[np.uint8]) -> None:

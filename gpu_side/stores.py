@@ -55,6 +55,12 @@ def volume_store(
     )
 
 
+def page_by_page(store: PageStoreInfo) -> PageStoreInfo:
+    """Return *store* as raw pages: every page is a range of one row of bytes."""
+    shape = PageShape(len(store.lbas), store.page_bytes, 1, 1, store.page_bytes)
+    return replace(store, dtype=np.dtype(np.uint8), width=store.page_bytes, shape=shape)
+
+
 def keep_ranges(store: PageStoreInfo, kept: int, arena_at: int) -> PageStoreInfo:
     """Return *store* with its first *kept* ranges in the arena from byte *arena_at* on."""
     lbas = store.lbas.copy()

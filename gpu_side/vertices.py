@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hyades.common import layout
 from hyades.common.jit import jit
 from hyades.common.sampling import keeps, sample_key
 from hyades.common.volume import Volume
-from hyades.gpu_side.factors import Factors, Sample, VertexTables, conv_factors
+from hyades.gpu_side.factors import Sample, VertexTables
 from hyades.gpu_side.models.ir import Conv
 
 
@@ -57,23 +58,27 @@ def _sum_kept(
             start = end
 
 
-def sampled_factors(
-    conv: Conv, tables: VertexTables, sample: Sample, volume: Volume, range_rows: int
-) -> Factors:
-    """Return the factors of *conv*; weighted and sampled GCN reads the topology once for them."""
-    graph = volume.catalog.graph
-    assert graph is not None
-    weighted = conv.edge_weight and graph.weighted
-    if not (weighted and sample.fanout > 0 and conv.norm == "gcn"):
-        return conv_factors(conv, tables, sample)
-    sums = np.zeros(graph.vertices)
-    degrees = tables.in_degrees.astype(np.int64) + tables.loops
-    tiles, ranks, weights = (volume.object(n) for n in ("tiles", "ranks", "weights"))
-    for page in range(tiles.pages):
+def needs_kept_weights(conv: Conv, sample: Sample, weighted: bool) -> bool:
+    """Say whether the factors of *conv* follow from which weighted edges are kept."""
+    return conv.norm == "gcn" and conv.edge_weight and weighted and sample.fanout > 0
+
+
+class KeptWeights:
+    """Sums the weights of the kept in-edges of every vertex, from all tile pages in order."""
+
+    def __init__(self, tables: VertexTables, sample: Sample, range_rows: int) -> None:
+        self.sums = np.zeros(len(tables.loops))  # float64 [V]
+        self._degrees = tables.in_degrees.astype(np.int64) + tables.loops
+        self._originals = tables.originals
+        self._sample = sample
+        self._range_rows = range_rows
+
+    def add(self, _page: int, blocks: list[Tensor]) -> None:
+        """Add one page: its tiles, ranks and weights as bytes."""
+        tiles, ranks, weights = (block.numpy().reshape(-1) for block in blocks)
+        sample = self._sample
         _sum_kept(
-            volume.read_page(tiles, page).view(np.int32),
-            volume.read_page(ranks, page).view(np.uint32),
-            volume.read_page(weights, page).view(np.float32), range_rows, tables.originals, degrees,
-            sample.fanout, sample.seed, sample.layer, sums,
+            tiles.view(np.int32), ranks.view(np.uint32), weights.view(np.float32),
+            self._range_rows, self._originals, self._degrees, sample.fanout, sample.seed,
+            sample.layer, self.sums,
         )  # fmt: skip
-    return conv_factors(conv, tables, sample, sums)
