@@ -78,7 +78,7 @@ def _weigh_loops(
     sums: Any, last: Any,
 ) -> None:  # fmt: skip
     """Sum the weights of each vertex's kept loops, and note that of the last one."""
-    place = 0
+    place = np.int64(0)
     for vertex in range(loops.shape[0]):
         others, count = np.int64(degrees[vertex]), np.int64(loops[vertex])
         if count == 0:
