@@ -103,13 +103,13 @@ def _post_tiles(g: Any, w: Any, s: Any, ready: Any, ring_words: Any, control: An
 
 @jit
 def issue(g: Any, w: Any, s: Any, ready: Any, crcs: Any, ring_words: Any, control: Any) -> Any:
-    """Post every read that has a slot and reap what was written; return how much happened."""
+    """Post every read that has a slot and reap what was written; return how many were posted."""
     if ld_relaxed(w, W.C_LOCK) != 0 or atomic_cas(w, W.C_LOCK, np.int64(0), np.int64(1)) != 0:
         return 0
-    count = _post_tiles(g, w, s, ready, ring_words, control)
-    count += _post_inputs(g, w, s, ready, ring_words, control)
-    count += reap_outputs(g, w, ready, crcs)
+    posted = _post_tiles(g, w, s, ready, ring_words, control)
+    posted += _post_inputs(g, w, s, ready, ring_words, control)
+    reap_outputs(g, w, ready, crcs)
     if g[W.G_LOGGING] != 0:
-        count += log.reap(g, w, ready, crcs)
+        log.reap(g, w, ready, crcs)
     st_release(w, W.C_LOCK, np.int64(0))
-    return count
+    return posted

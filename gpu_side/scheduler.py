@@ -356,7 +356,7 @@ def advance(
     idle = np.int64(0)
     before = ticks()
     while True:
-        action = _step(
+        action = step(
             worker, g, w, s, floats, shorts, words, factors, ready, crcs, ring_words, control, slope
         )
         now = ticks()
@@ -375,7 +375,7 @@ def advance(
 
 
 @jit
-def _step(
+def step(
     worker: Any, g: Any, w: Any, s: Any, floats: Any, shorts: Any, words: Any, factors: Any,
     ready: Any, crcs: Any, ring_words: Any, control: Any, slope: Any,
 ) -> Any:  # fmt: skip
