@@ -64,15 +64,6 @@ class ScanSizes:
             rows -= 1
         return rows
 
-    @property
-    def temporaries(self) -> int:
-        """Bytes that torch's intermediate results take on all workers together."""
-        widest = max(
-            self.input.row_bytes // 2, self.shape.message_stride, self.shape.own_stride,
-            self.width_out, self.shape.state_stride,
-        )  # fmt: skip
-        return self.workers * 4 * self.range_rows * 2 * widest
-
 
 def log_page_used(rows: int, stride: int) -> int:
     """Return the bytes of a log page with *rows* ids and state rows."""

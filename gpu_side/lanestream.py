@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from hyades.common.port import Port
 from hyades.common.ring import FAILED, STOP
 from hyades.common.units import round_up
 from hyades.gpu_side.scan import fill_pages, torch_dtype_view
+from hyades.gpu_side.scratch import scratch
 from hyades.gpu_side.stores import PageStoreInfo
 
 _DEPTH = 2
@@ -114,6 +116,7 @@ class LaneStream:
                 break
             self._check_alive()
             lane, buffers = ahead.pop(0)
+            scratch().clear()
             blocks = [self._rows(buffer, lane) for buffer in buffers]
             result = function(lane, blocks)
             if result is not None:
@@ -189,10 +192,15 @@ class LaneStream:
         rows = min(shape.range_rows, shape.rows - lane * shape.range_rows)
         at = self._place(buffer)
         raw = self.port.arena[at : at + len(buffer.pages) * store.page_bytes]
-        used = shape.rows_per_page * shape.row_bytes
-        if used < store.page_bytes:
-            raw = raw.reshape(-1, store.page_bytes)[:, :used].reshape(-1)
-        return torch_dtype_view(raw[: rows * shape.row_bytes], store.dtype, store.width)
+        per_page, used = shape.rows_per_page, shape.rows_per_page * shape.row_bytes
+        if used == store.page_bytes:
+            return torch_dtype_view(raw[: rows * shape.row_bytes], store.dtype, store.width)
+        whole = scratch().take(rows, store.width)
+        for index, page in enumerate(raw.reshape(-1, store.page_bytes)):
+            part = whole[index * per_page : (index + 1) * per_page]
+            values = page[: len(part) * shape.row_bytes].view(store.dtype).reshape(part.shape)
+            part.copy_(torch.from_numpy(values))
+        return whole
 
     def _write(self, worker: int, lane: int, rows: Tensor) -> None:
         buffer = self._outputs[worker]

@@ -21,9 +21,9 @@ from hyades.gpu_side.price import (
     StagePricer,
     kept_bytes,
     price_rows,
-    temporaries_of,
 )
 from hyades.gpu_side.program import FEATURES, Stage
+from hyades.gpu_side.temporaries import working_bytes
 from hyades.gpu_side.topology import Topology
 
 
@@ -56,7 +56,7 @@ class RunPlan:
 
     stages: tuple[StagePlan, ...]
     table_bytes: int
-    temporaries: int  # bytes that torch's intermediate results take, at most at once
+    temporaries: int  # bytes of intermediate results, of the ring and of the workers' threads
     memory: int
 
     @property
@@ -131,7 +131,9 @@ def plan_run(request: PlanRequest, topology: Topology) -> RunPlan:
             request.page_size,
         )  # fmt: skip
     tables = table_bytes(request, topology)
-    temporaries = max(temporaries_of(request, s, shapes) for s in request.stages)
+    temporaries = working_bytes(
+        request.stages, request.graph.range_rows, request.workers, request.features.itemsize
+    )
     budget = request.memory - tables - temporaries
     found = [_candidates(request, topology, s, shapes, budget, {}) for s in request.stages]
     _check_memory(request, tables + temporaries, found)

@@ -93,18 +93,6 @@ def scan_sizes(
     )  # fmt: skip
 
 
-def temporaries_of(request: PlanRequest, stage: Stage, shapes: dict[int, PageShape]) -> int:
-    """Return the bytes of torch's intermediate results in a stage, on all workers together."""
-    if stage.conv is None:
-        widest = max(sum(source.width for source in stage.inputs), stage.width)
-        return 2 * 4 * request.graph.range_rows * widest * request.workers
-    source, output = shapes[stage.inputs[0].stage], shapes[stage.index]
-    return max(
-        scan_sizes(request, stage, source, output, order).temporaries
-        for order in product_orders(stage)
-    )
-
-
 def object_bytes(shape: PageShape) -> int:
     return shape.pages * shape.page_bytes
 

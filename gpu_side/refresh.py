@@ -31,6 +31,7 @@ from hyades.gpu_side.scan import MomentSums, PassScan
 from hyades.gpu_side.scores import score_weights
 from hyades.gpu_side.stores import PageStoreInfo, page_by_page
 from hyades.gpu_side.tables import PassInputs, TileStores
+from hyades.gpu_side.temporaries import scratch_bytes
 from hyades.gpu_side.topology import Topology
 from hyades.gpu_side.vertices import KeptWeights, needs_kept_weights
 
@@ -63,7 +64,10 @@ class Refresh:
         self.options = options
         self.sink = sink
         self.graph = volume.catalog.graph
-        self.device = CpuDevice(request.workers, sink)
+        self.device = CpuDevice(
+            request.workers, sink,
+            scratch_bytes(request.stages, self.graph.range_rows, request.features.itemsize),
+        )  # fmt: skip
         self.objects = RunObjects(
             volume, plan, options.name, request.fanouts, options.checkpoint_seconds, sink
         )

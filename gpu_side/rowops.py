@@ -1,6 +1,7 @@
 """Row operations on float32 blocks in torch; products are torch's (MKL, cuBLAS)."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from hyades.gpu_side.models.ir import (
     Normalize,
     RowOp,
 )
+from hyades.gpu_side.scratch import scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,35 +28,91 @@ class Moments:
     deviation: float
 
 
-def apply_row_ops(ops: tuple[RowOp, ...], x: Tensor, moments: Moments | None = None) -> Tensor:
-    """Return *ops* applied to x [n, d] float32; *moments* serve a leading GraphLayerNorm."""
+# Elementwise functions by the form that overwrites their input: same bits, no new block.
+_ELEMENTWISE = {
+    "relu": functional.relu_, "elu": functional.elu_, "celu": functional.celu_,
+    "selu": functional.selu_, "leaky_relu": functional.leaky_relu_, "tanh": torch.tanh_,
+    "sigmoid": torch.sigmoid_, "silu": partial(functional.silu, inplace=True),
+    "gelu": torch.ops.aten.gelu_,
+}  # fmt: skip
+
+
+def apply_row_ops(
+    ops: tuple[RowOp, ...], x: Tensor, moments: Moments | None = None, *, owned: bool = False
+) -> Tensor:
+    """Return *ops* applied to x [n, d] float32; *moments* serve a leading GraphLayerNorm.
+
+    x itself is overwritten only where it is *owned*: a result that nobody else looks at.
+    """
     for op in ops:
-        x = apply_row_op(op, x, moments)
+        y = apply_row_op(op, x, moments, owned=owned)
+        owned = owned or y is not x
+        x = y
     return x
 
 
-def apply_row_op(op: RowOp, x: Tensor, moments: Moments | None = None) -> Tensor:
-    """Return one operation applied to x [n, d] float32."""
+def apply_row_op(
+    op: RowOp, x: Tensor, moments: Moments | None = None, *, owned: bool = False
+) -> Tensor:
+    """Return one operation applied to x [n, d] float32: in x where it is *owned*, or in scratch."""
     match op:
         case Linear(weight, bias):
-            return functional.linear(x, weight, bias)
+            out = scratch().take(len(x), len(weight))
+            if bias is None:
+                return torch.mm(x, weight.t(), out=out)
+            return torch.addmm(bias, x, weight.t(), out=out)
         case Affine(scale, shift):
-            if scale is not None and shift is not None:
-                return torch.addcmul(shift, x, scale)
-            return x * scale if scale is not None else x if shift is None else x + shift
+            return _scale(x, x if owned else None, scale, shift)
         case LayerNorm(weight, bias, eps):
             return functional.layer_norm(x, (x.shape[1],), weight, bias, eps)
         case GraphLayerNorm(weight, bias, eps):
             assert moments is not None, "moments are collected by the stage before"
-            x = (x - moments.mean) / (moments.deviation + eps)
-            x = x if weight is None else x * weight
-            return x if bias is None else x + bias
-        case Activation("prelu", _, weight) if weight is not None:
-            return functional.prelu(x, weight)
-        case Activation(name, kwargs, _):
-            result: Tensor = getattr(functional, name)(x, **kwargs)
-            return result
+            y = torch.sub(x, moments.mean, out=x if owned else _like(x))
+            return _scale(y.div_(moments.deviation + eps), y, weight, None, bias)
+        case Activation(name, kwargs, weight):
+            if name == "prelu" and weight is not None:
+                return functional.prelu(x, weight)
+            if name not in _ELEMENTWISE:
+                result: Tensor = getattr(functional, name)(x, **kwargs)
+                return result
+            return _ELEMENTWISE[name](x if owned else _like(x).copy_(x), **kwargs)
         case Normalize(eps):
-            return functional.normalize(x, dim=1, eps=eps)
+            return functional.normalize(x, dim=1, eps=eps, out=x if owned else _like(x))
         case MeanHeads(heads):
-            return x.view(len(x), heads, -1).mean(dim=1)
+            parts = x.view(len(x), heads, -1)
+            return torch.mean(parts, dim=1, out=scratch().take(len(x), parts.shape[2]))
+
+
+def _like(x: Tensor) -> Tensor:
+    return scratch().take(*x.shape)
+
+
+def _scale(
+    x: Tensor, out: Tensor | None, scale: Tensor | None, shift: Tensor | None,
+    then: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return x * scale + shift (fused), then + *then*, in *out* or in scratch."""
+    if scale is not None or shift is not None:
+        out = _like(x) if out is None else out
+        if scale is None:
+            torch.add(x, shift, out=out)
+        elif shift is None:
+            torch.mul(x, scale, out=out)
+        else:
+            torch.addcmul(shift, x, scale, out=out)
+        x = out
+    return x if then is None else x.add_(then)
+
+
+def keeps_block(op: RowOp) -> bool:
+    """Say whether *op* on an owned block needs no other."""
+    if isinstance(op, Activation):
+        return op.name in _ELEMENTWISE
+    return isinstance(op, Affine | GraphLayerNorm | Normalize)
+
+
+def uses_malloc(op: RowOp) -> bool:
+    """Say whether the result of *op* cannot lie in scratch."""
+    if isinstance(op, Activation):
+        return op.name not in _ELEMENTWISE
+    return isinstance(op, LayerNorm)

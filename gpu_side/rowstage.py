@@ -5,6 +5,7 @@ from torch import Tensor
 
 from hyades.gpu_side.program import Stage
 from hyades.gpu_side.rowops import Moments, apply_row_ops
+from hyades.gpu_side.scratch import scratch
 
 
 def combine_rows(stage: Stage, blocks: list[Tensor], moments: dict[int, Moments]) -> Tensor:
@@ -14,9 +15,12 @@ def combine_rows(stage: Stage, blocks: list[Tensor], moments: dict[int, Moments]
         for source, block in zip(stage.inputs, blocks, strict=True)
     ]
     if stage.combine == "cat":
-        joined = torch.cat(parts, dim=1)
+        width = sum(part.shape[1] for part in parts)
+        joined = torch.cat(parts, dim=1, out=scratch().take(len(blocks[0]), width))
     elif stage.combine == "max":
-        joined = torch.stack(parts).amax(dim=0)
+        joined = scratch().take(*parts[0].shape).copy_(parts[0])
+        for part in parts[1:]:
+            torch.maximum(joined, part, out=joined)
     else:
         (joined,) = parts
-    return apply_row_ops(stage.after, joined)
+    return apply_row_ops(stage.after, joined, owned=joined is not blocks[0])

@@ -7,6 +7,7 @@ on the worker that was handed the action, with one torch thread, on blocks whose
 depend on the plan's worker count: the same bits for any number of workers.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +19,14 @@ from hyades.common.port import Port
 from hyades.gpu_side import outputs, scheduler
 from hyades.gpu_side import words as W
 from hyades.gpu_side.issue import issue
-from hyades.gpu_side.models.ir import Conv, Linear
+from hyades.gpu_side.models.ir import Conv, MeanHeads
 from hyades.gpu_side.program import Stage
 from hyades.gpu_side.rowops import Moments, apply_row_op, apply_row_ops
+from hyades.gpu_side.scratch import scratch
 from hyades.gpu_side.stores import PageStoreInfo
 from hyades.gpu_side.tables import PassInputs, PassTables, build_pass
+
+_EXACT_ROWS = 64  # rows that are float64 at once
 
 
 @dataclass(slots=True)
@@ -38,8 +42,12 @@ class MomentSums:
 
     def add(self, lane: int, rows: Tensor) -> None:
         """Set the sums of *lane* from its stored rows."""
-        exact = rows.double()
-        self.sums[lane] = (float(exact.sum()), float((exact * exact).sum()), rows.numel())
+        total = squares = 0.0
+        for first in range(0, len(rows), _EXACT_ROWS):
+            exact = rows[first : first + _EXACT_ROWS].double()
+            total += float(exact.sum())
+            squares += float(exact.square_().sum())
+        self.sums[lane] = (total, squares, rows.numel())
 
     def moments(self) -> Moments:
         """Return mean and biased standard deviation over everything."""
@@ -54,7 +62,7 @@ def torch_dtype_view(raw: NDArray[np.uint8], dtype: np.dtype[np.generic], width:
     Float32 and bytes are not copied.
     """
     rows = torch.from_numpy(raw.view(dtype).reshape(-1, width))
-    return rows if dtype == np.uint8 else rows.float()
+    return rows if dtype in (np.uint8, np.float32) else scratch().take(*rows.shape).copy_(rows)
 
 
 def fill_pages(target: PageStoreInfo, rows: Tensor, out: NDArray[np.uint8]) -> None:
@@ -117,6 +125,7 @@ class PassScan:
 
     def land_rows(self, position: int) -> None:
         """Make the message rows of a position, and its own rows where they are wanted."""
+        scratch().clear()
         tables, shape = self.tables, self.shape
         g = tables.g
         chunk = int(tables.chunks[position])
@@ -182,7 +191,8 @@ class PassScan:
         attention = conv.attention
         if attention is not None:
             heads = target.view(len(x), attention.heads, -1)
-            scores = (heads * attention.att_src).sum(-1)
+            parts = scratch().take(len(x), shape.row_width).view(heads.shape)
+            scores = torch.mul(heads, attention.att_src, out=parts).sum(-1)
             out[:, shape.aggregate : shape.aggregate + attention.heads] = scores
 
     def _land_own(self, x: Tensor, out: Tensor) -> None:
@@ -191,7 +201,7 @@ class PassScan:
         if conv.root is not None:
             torch.mm(x, conv.root.weight.t(), out=target)
         if conv.aggregate == "max" and conv.self_scale != 0:
-            own = x if conv.neighbour is None else x @ conv.neighbour.weight.t()
+            own = x if conv.neighbour is None else apply_row_op(conv.neighbour, x)
             if conv.root is None:
                 torch.mul(own, conv.self_scale, out=target)
             else:
@@ -217,29 +227,30 @@ class PassScan:
 
     def finalise_rows(self, lane: int, slot: int, home: int | None = None) -> None:
         """Turn a complete lane's state into the pages of output slot *slot*."""
+        scratch().clear()
         tables = self.tables
         rows = min(self.range_rows, self.inputs.vertices - lane * self.range_rows)
         stride = self.shape.state_stride
         place = int(self._slots[lane]) if home is None else home
         at = tables.state_at // 4 + place * self.range_rows * stride
         y = self._combine(self._matrix(at, rows, stride))
-        y = apply_row_ops(self.stage.after, y)
+        y = apply_row_ops(self.stage.after, y, owned=True)
         if self.sums is not None:
             self.sums.add(lane, y)
         self._fill_lane(lane, slot, y)
 
     def _combine(self, state: Tensor) -> Tensor:
-        """Return y of the model's IR from state rows."""
+        """Return y of the model's IR from state rows, which nobody reads again: they are reused."""
         shape, conv = self.shape, self.conv
         y = state[:, : shape.row_width]
         if shape.kind == W.KIND_ATTENTION:
             y = self._weigh_heads(state, y)
         elif shape.kind == W.KIND_MAX:
-            y = torch.where(torch.isneginf(y), 0.0, y)  # no in-edge
+            torch.nan_to_num(y, math.nan, math.inf, 0.0, out=y)  # -inf: no in-edge
         if conv.neighbour is not None and not shape.project_first:
-            y = apply_row_op(Linear(conv.neighbour.weight), y)
+            y = apply_row_op(conv.neighbour, y)
         if shape.own_width and shape.own_column:
-            y = y + state[:, shape.own_column : shape.own_column + shape.own_width]
+            y.add_(state[:, shape.own_column : shape.own_column + shape.own_width])
         return y
 
     def _weigh_heads(self, state: Tensor, y: Tensor) -> Tensor:
@@ -247,8 +258,8 @@ class PassScan:
         assert attention is not None
         heads, at = attention.heads, self.shape.aggregate + attention.heads
         total = state[:, at : at + heads, None] + 1e-16
-        parts = y.reshape(len(y), heads, -1) / total
-        return parts.mean(dim=1) if self.conv.mean_heads else parts.flatten(1)
+        y.view(len(y), heads, -1).div_(total)
+        return apply_row_op(MeanHeads(heads), y) if self.conv.mean_heads else y
 
     def _fill_lane(self, lane: int, slot: int, y: Tensor) -> None:
         tables, target = self.tables, self.inputs.target

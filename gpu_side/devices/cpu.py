@@ -4,6 +4,7 @@ Each worker is a Python thread that is inside nogil code or inside torch nearly 
 runs with one thread a worker, so products of several chunks go on at once and never oversubscribe.
 """
 
+import ctypes
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ import torch
 from hyades.common.trace import Sink, Span
 from hyades.gpu_side import words as W
 from hyades.gpu_side.scan import PassScan
+from hyades.gpu_side.scratch import scratch_of
 
 Pulse = Callable[[], None]
 
@@ -41,13 +43,22 @@ def single_threaded_torch() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _trim() -> None:
+    """Give back what malloc keeps of what the workers had; the next pass has other sizes."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
+
+
 class CpuDevice:
     """Runs passes on *workers* threads."""
 
     name = "cpu"
 
-    def __init__(self, workers: int, sink: Sink) -> None:
+    def __init__(self, workers: int, sink: Sink, scratch: int = 0) -> None:
+        """Take *scratch* bytes for the intermediate results of each worker."""
         self.workers = workers
+        self.scratch = scratch
         self.sink = sink
 
     def run(self, scan: PassScan, pulse: Pulse, stop: Callable[[], None]) -> None:
@@ -62,7 +73,7 @@ class CpuDevice:
 
         def guarded(worker: int) -> None:
             try:
-                with torch.inference_mode():
+                with torch.inference_mode(), scratch_of(self.scratch):
                     work(worker)
             except BaseException as error:  # handed to the caller below
                 errors.append(error)
@@ -83,6 +94,7 @@ class CpuDevice:
             for thread in threads:
                 thread.join()
             raise
+        _trim()
         if errors:
             raise errors[0]
 
