@@ -16,7 +16,7 @@ from torch import nn
 
 import hyades
 from hyades.common.errors import UsageError
-from hyades.gpu_side import plan as planner
+from hyades.gpu_side import price as planner
 from hyades.gpu_side.program import Stage
 from hyades.gpu_side.shapes import product_orders
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from hyades.common.errors import UsageError
 from hyades.deploy.api import explain
-from hyades.gpu_side import plan as planner
+from hyades.gpu_side import price as planner
 
 NAMES = ("gcn", "graphsage", "gin", "gat")
 PLANS: dict[str, dict[str, Any]] = {
