@@ -6,7 +6,7 @@ transports and the proxy (proxy), the volume (common).
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,11 +54,25 @@ _DTYPES = {"float32": 4, "float16": 2}
 
 
 class VolumeHandle:
-    """An open volume; a context manager."""
+    """An open volume; a context manager.  `volume` is the Volume itself, `url` its name."""
 
     def __init__(self, volume: Volume, url: str) -> None:
         self.volume = volume
         self.url = url
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the volume open for writing inside the block, whatever it was opened for."""
+        if self.volume.writable:
+            yield
+            return
+        self.volume.close()
+        try:
+            self.volume = open_volume(self.url, writable=True)
+            yield
+        finally:
+            self.volume.close()
+            self.volume = open_volume(self.url)
 
     @property
     def catalog(self) -> Catalog:
@@ -113,9 +127,8 @@ def open(url: str | Path, writable: bool = False) -> VolumeHandle:  # noqa: A001
 @contextmanager
 def _opened(volume: VolumeHandle | str | Path, writable: bool) -> Iterator[VolumeHandle]:
     if isinstance(volume, VolumeHandle):
-        if writable and not volume.volume.writable:
-            raise UsageError(f"{volume.url} is open for reading: open it with writable=True")
-        yield volume
+        with volume.writing() if writable else nullcontext():
+            yield volume
         return
     with open(volume, writable) as handle:
         yield handle
@@ -124,6 +137,8 @@ def _opened(volume: VolumeHandle | str | Path, writable: bool) -> Iterator[Volum
 def _fanouts(fanout: Sequence[int] | None, layers: int) -> tuple[int, ...]:
     if fanout is None:
         return (0,) * layers
+    if isinstance(fanout, str) or not isinstance(fanout, Sequence):
+        raise UsageError(f"fanout {fanout!r}: one number for each layer, such as [10, 10]")
     values = tuple(int(k) for k in fanout)
     if len(values) != layers:
         raise UsageError(f"--fanout has {len(values)} numbers, the model has {layers} layers")

@@ -131,7 +131,7 @@ def make_report(done: Finished) -> Report:
             baseline=done.watch.baseline, peak=done.watch.peak,
         ),
         traffic=Traffic(
-            intended=done.plan.bytes_read, read=read, written=written,
+            intended=done.plan.scan_bytes, read=read, written=written,
             predicted_read=done.plan.bytes_read, predicted_written=done.plan.bytes_written,
         ),
         counters=build.counters_of(

@@ -145,7 +145,7 @@ def _memory(machine: Surroundings) -> Iterator[Check]:
         name="huge pages",
         status="ok" if pages else "missing",
         detail=f"{pages} reserved" if pages else "none reserved",
-        needed_for="spdk:// without --no-huge",
+        needed_for="spdk:// without --no-huge (later versions)",
         fix="echo 1024 | sudo tee /proc/sys/vm/nr_hugepages",
     )
 
@@ -198,8 +198,10 @@ def _accelerator(machine: Surroundings) -> Iterator[Check]:
     install = "pip install -c constraints.txt -e '.[gpu]'"
     yield _package(machine, "numba-cuda", "compiling the scheduler for a GPU",
                    "pip install -c constraints.txt -e '.[ptx]'")  # fmt: skip
-    yield _package(machine, "cupy-cuda13x", "the CUDA device", install)
-    yield _package(machine, "kvikio-cu13", "reading from disk straight into GPU memory", install)
+    yield _package(machine, "cupy-cuda13x", "the CUDA device (later versions)", install)
+    yield _package(
+        machine, "kvikio-cu13", "disk straight into GPU memory (later versions)", install
+    )
 
 
 def _fabrics(machine: Surroundings) -> Iterator[Check]:
@@ -208,7 +210,7 @@ def _fabrics(machine: Surroundings) -> Iterator[Check]:
         name="RDMA device",
         status="ok" if devices else "missing",
         detail=", ".join(devices) or "none in /sys/class/infiniband",
-        needed_for="nvme+rdma://",
+        needed_for="nvme+rdma:// (later versions)",
         fix="an RDMA adapter, or: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0",
     )
     verbs = machine.module("pyverbs")
@@ -216,7 +218,7 @@ def _fabrics(machine: Surroundings) -> Iterator[Check]:
         name="pyverbs",
         status="ok" if verbs else "missing",
         detail="found" if verbs else "not installed",
-        needed_for="nvme+rdma://",
+        needed_for="nvme+rdma:// (later versions)",
         fix="apt-get install python3-pyverbs",
     )
     yield _spdk(machine)
@@ -273,7 +275,7 @@ def _spdk(machine: Surroundings) -> Check:
         name="SPDK libraries",
         status="ok" if found else "missing",
         detail=detail,
-        needed_for="spdk:// volumes",
+        needed_for="spdk:// volumes (later versions)",
         fix=f"build SPDK with --with-shared and set {variable} to the folder of its .so files",
     )
 

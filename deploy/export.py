@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -59,10 +59,17 @@ class Exported:
     nbytes: int
 
 
+class Holder(Protocol):
+    """What `hyades.open` returns: something that holds a volume."""
+
+    @property
+    def volume(self) -> Volume: ...
+
+
 def export(
-    volume: Volume,
+    volume: Volume | Holder,
     name: str,
-    path: Path,
+    path: str | Path,
     *,
     force: bool = False,
     memory: int = DEFAULT_MEMORY,
@@ -76,6 +83,8 @@ def export(
     bytes moved, of `export_bytes` in all.  Raises UsageError for an unknown suffix, an existing
     file without *force*, or a full disk; nothing is left behind then.
     """
+    volume = volume if isinstance(volume, Volume) else volume.volume
+    path = Path(path)
     writers = dict(zip(FORMATS, (_write_npy, _write_parquet, _write_safetensors), strict=True))
     if path.suffix not in writers:
         raise UsageError(f"cannot export to {path.name!r}: use {', '.join(FORMATS)}")

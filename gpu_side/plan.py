@@ -76,6 +76,11 @@ class RunPlan:
         return self.table_bytes + self.temporaries + self.arena_bytes + self.kept_bytes
 
     @property
+    def scan_bytes(self) -> int:
+        """Bytes that would be read if every stage scanned its input and topology once."""
+        return sum(s.chosen.scan_bytes for s in self.stages)
+
+    @property
     def bytes_read(self) -> int:
         """Bytes that all stages read from storage."""
         return sum(s.chosen.bytes_read for s in self.stages)

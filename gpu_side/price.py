@@ -67,6 +67,7 @@ class Candidate:
     pinned: int = 0  # input chunks kept from the first pass for the others
     log_pages: int = 0
     reason: str = ""
+    scan_bytes: int = 0  # what one scan of the stage's input and topology reads
 
     @property
     def bytes_moved(self) -> int:
@@ -173,7 +174,9 @@ class StagePricer:
         arithmetic = self._arithmetic(candidate, chunks_read)
         storage = candidate.bytes_moved / self.request.rates.storage
         seconds = max(arithmetic / self.request.workers, storage)
-        return replace(candidate, seconds=seconds, arithmetic=arithmetic)
+        once = self._input_bytes(np.arange(self.topology.chunks))
+        once += self.topology.pages * self.request.tiles.page_bytes * sizes.tile_streams
+        return replace(candidate, seconds=seconds, arithmetic=arithmetic, scan_bytes=once)
 
     def _bytes_read(
         self, groups: tuple[tuple[int, int], ...], pinned: int, sizes: ScanSizes
@@ -290,4 +293,6 @@ def price_rows(
     fits = memory <= budget
     always = request.memory - budget
     reason = "" if fits else f"needs {format_size(memory + always)} of memory"
-    return Candidate("rows", False, fits, memory, read, written, seconds, reason=reason)
+    return Candidate(
+        "rows", False, fits, memory, read, written, seconds, reason=reason, scan_bytes=read
+    )

@@ -211,7 +211,9 @@ def _claim_next(g: Any, w: Any, s: Any, words: Any, ready: Any, stats: Any) -> A
     while tile < posted:
         state = _tile_ready(g, w, s, ready, tile)
         if state == 0:
-            bump(w, stats + W.ST_MISSES, 1)
+            if ld_relaxed(w, stats + W.ST_MISSED_TILE) != tile + 1:  # once, however long it waits
+                st_relaxed(w, stats + W.ST_MISSED_TILE, tile + 1)
+                bump(w, stats + W.ST_MISSES, 1)
             break
         entry = _claim_item(g, w, words, tile) if state == 1 else np.int64(-1)
         if entry >= 0:

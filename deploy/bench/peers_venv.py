@@ -71,8 +71,11 @@ def make_peers_venv(venv: Path, progress: Callable[[str], None]) -> None:
 
 
 def _key() -> str:
-    constraints = _CONSTRAINTS.read_text() if _CONSTRAINTS.exists() else ""
-    text = repr((_BASE, _DGL, _COMPILED, constraints))
+    # Only what goes in there: another linter must not cost ten minutes of compiling.
+    lines = _CONSTRAINTS.read_text().splitlines() if _CONSTRAINTS.exists() else []
+    names = {entry.partition("==")[0] for entry in (*_BASE, *_DGL, *_COMPILED)}
+    pinned = [line for line in lines if line.partition("==")[0] in names]
+    text = repr((_BASE, _DGL, _COMPILED, pinned))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -64,7 +64,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
     items: int = 0  # tile pieces that ran
     edges: int = 0  # edges that were aggregated
-    misses: int = 0  # an item found its page absent
+    misses: int = 0  # a worker found the next tile's pages or rows absent
     parks: int = 0  # it was set aside
     resumes: int = 0  # and taken up again
     requests: int = 0  # that the proxy sent to devices, after coalescing
@@ -90,7 +90,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the whole run."""
 
-    intended: int  # what the plan has to read
+    intended: int  # one scan of the input and topology of every stage
     read: int
     written: int
     predicted_read: int
@@ -98,7 +98,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def amplification(self) -> float:
-        """Bytes read for each byte that had to be read."""
+        """Bytes read for each byte of one scan of everything: passes and logs read more."""
         return self.read / self.intended if self.intended else 1.0
 
 

@@ -8,7 +8,7 @@ set -euo pipefail
 
 declare -A packages=(
   [test]="make gcc libc6-dev"
-  [bench]="fio"
+  [bench]="fio g++ python3-dev"
 )
 
 wanted=()
