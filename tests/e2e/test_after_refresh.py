@@ -74,12 +74,17 @@ def test_outputs_live_side_by_side(volume: Path) -> None:
 
 
 def test_space_is_used_again(volume: Path) -> None:
+    """While it runs a log may stand at the end of the file, but runs do not pile up."""
     module = randomised(make("GraphSAGE", DEEP))
-    sizes = []
-    for turn in range(6):
-        refresh(volume, module, plan=PLANS[turn % 3])
-        sizes.append(volume.stat().st_size)
-    assert max(sizes[3:]) == max(sizes[:3]), "after each plan ran once, the file grows no more"
+    sizes: list[int] = []
+
+    def turn(plan: str) -> int:
+        sizes.clear()
+        refresh(volume, module, plan=plan, progress=lambda *_: sizes.append(volume.stat().st_size))
+        return max(*sizes, volume.stat().st_size)
+
+    first = max(turn(plan) for plan in PLANS)
+    assert max(turn(plan) for plan in PLANS * 3) <= 1.05 * first
 
 
 def test_a_path_is_opened_and_closed(volume: Path) -> None:
