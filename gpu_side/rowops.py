@@ -1,5 +1,6 @@
 """Row operations on float32 blocks in torch; products are torch's (MKL, cuBLAS)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,7 +30,7 @@ class Moments:
 
 
 # Elementwise functions by the form that overwrites their input: same bits, no new block.
-_ELEMENTWISE = {
+_ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "relu": functional.relu_, "elu": functional.elu_, "celu": functional.celu_,
     "selu": functional.selu_, "leaky_relu": functional.leaky_relu_, "tanh": torch.tanh_,
     "sigmoid": torch.sigmoid_, "silu": partial(functional.silu, inplace=True),
@@ -94,12 +95,12 @@ def _scale(
     """Return x * scale + shift (fused), then + *then*, in *out* or in scratch."""
     if scale is not None or shift is not None:
         out = _like(x) if out is None else out
-        if scale is None:
-            torch.add(x, shift, out=out)
-        elif shift is None:
-            torch.mul(x, scale, out=out)
-        else:
+        if scale is not None and shift is not None:
             torch.addcmul(shift, x, scale, out=out)
+        elif scale is not None:
+            torch.mul(x, scale, out=out)
+        elif shift is not None:
+            torch.add(x, shift, out=out)
         x = out
     return x if then is None else x.add_(then)
 
