@@ -31,7 +31,8 @@ from hyades.gpu_side import words as W
 from hyades.gpu_side.outputs import finalised, hold_output
 from hyades.gpu_side.requests import bump
 from hyades.gpu_side.scan import PassScan
-from hyades.gpu_side.scheduler import advance, back_off, landed, stopped
+from hyades.gpu_side.scheduler import advance, landed
+from hyades.gpu_side.waiting import back_off, stopped
 
 _ANSWER = W.LINE
 MAILBOX_WORDS = 2 * W.LINE  # words of a worker

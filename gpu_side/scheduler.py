@@ -24,17 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from hyades.common import layout, ring
+from hyades.common import layout
 from hyades.common.atomics import (
     atomic_add,
     atomic_cas,
     broadcast,
-    doze,
-    give_way,
     ld_acquire,
-    ld_acquire_sys,
     ld_relaxed,
-    pause,
     st_relaxed,
     st_release,
     ticks,
@@ -46,9 +42,9 @@ from hyades.gpu_side.issue import issue
 from hyades.gpu_side.kernels import add_own_rows, clear_state, run_piece
 from hyades.gpu_side.outputs import take_credit
 from hyades.gpu_side.requests import bump, has_landed
+from hyades.gpu_side.waiting import back_off, stopped
 
 _SELF = int(layout.TileFlag.SELF)
-_SPINS = 64
 
 
 @jit
@@ -325,27 +321,6 @@ def _take_lane(g: Any, w: Any) -> Any:
             break
     atomic_add(w, W.C_OUT_CREDIT, np.int64(1))
     return np.int64(-1)
-
-
-@jit
-def back_off(idle: Any) -> None:
-    """Wait a moment, longer the more rounds in a row were idle."""
-    if idle < _SPINS:
-        pause(50)
-    elif idle < 2 * _SPINS:
-        give_way(500)
-    else:
-        doze(50_000)
-
-
-@jit
-def stopped(w: Any, control: Any) -> Any:
-    """Say whether every loop must leave."""
-    return (
-        ld_acquire(w, W.C_ERROR) != 0
-        or ld_acquire_sys(control, ring.STOP) != 0
-        or ld_acquire_sys(control, ring.FAILED) != 0
-    )
 
 
 @jit

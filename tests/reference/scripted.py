@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tests.reference.engine import MEMORY
 
 import hyades
@@ -25,6 +26,8 @@ from hyades.gpu_side.buffers import Buffers
 from hyades.gpu_side.scan import PassScan
 
 ARENA = 1 << 26
+# Slots of input, tiles, messages and output.
+LEAST, FEW, MANY = (1, 1, 1, 1), (2, 3, 2, 1), (16, 64, 16, 16)
 DEADLOCK = "no worker can go on, nothing is on the way"
 
 
@@ -232,3 +235,55 @@ class Script:
     def count(self, name: int) -> int:
         """Return a counter's sum over the workers."""
         return int(self.scan.stats()[:, name].sum())
+
+
+# --- what every script must show
+
+
+def rows_written(script: Script) -> NDArray[Any]:
+    """Return the rows of all lanes, [V, width]."""
+    target = script.case.inputs.target
+    shape = target.shape
+    raw = np.frombuffer(script.output(), np.uint8).reshape(-1, target.page_bytes)
+    parts = [
+        raw[page, : (end - start) * shape.row_bytes].view(target.dtype).reshape(-1, target.width)
+        for page in range(shape.pages)
+        for start, end in [shape.page_rows(page)]
+    ]
+    return np.concatenate(parts)
+
+
+def check_rows(script: Script, rows: NDArray[Any]) -> None:
+    """Compare what a script wrote with the rows that threads computed, bit by bit."""
+    assert rows_written(script).tobytes() == rows.tobytes()
+
+
+def check_counts(script: Script) -> None:
+    """Every item ran once, every parked item resumed, nothing is held."""
+    topology = script.case.inputs.topology
+    assert script.scan.drained()
+    assert script.lasts() == [W.A_DONE] * len(script.workers)
+    assert script.count(W.ST_ITEMS) == len(topology.directory)
+    assert script.count(W.ST_SEGMENTS) == topology.directory["segments"].sum()
+    assert script.count(W.ST_PARKS) == script.count(W.ST_RESUMES)
+    assert script.count(W.ST_PARKED_NOW) == 0
+    assert sorted(script.landed) == list(range(topology.chunks))
+    assert sorted(script.finalised) == list(range(topology.chunks))
+    assert script.w[W.C_PAGES_LEFT] == 0
+    assert script.w[W.C_OUT_CREDIT] == script.g[W.G_OUT_SLOTS]
+
+
+def first_that(pending: list[np.void], good: Any) -> int:
+    """Return the index of the first request that is good, or 0."""
+    return next((i for i, request in enumerate(pending) if good(request)), 0)
+
+
+# Which of the requests on the way is answered next.
+ORDERS = {
+    "first": lambda pending: 0,
+    "last": lambda pending: len(pending) - 1,
+    "tiles last": lambda pending: first_that(pending, lambda r: r["object"] == 0),
+    "inputs last": lambda pending: first_that(pending, lambda r: r["object"] != 0),
+    "writes last": lambda pending: first_that(pending, lambda r: r["op"] == Op.READ),
+    "highest page": lambda pending: int(np.argmax([int(r["page"]) for r in pending])),
+}
