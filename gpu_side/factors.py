@@ -16,7 +16,7 @@ from hyades.common.sampling import count_kept_loops, keeps, sample_key
 from hyades.gpu_side.models.ir import Conv
 
 Floats = NDArray[np.float32]
-_BLOCK = 1 << 16  # vertices
+_BLOCK = 1 << 14  # vertices
 
 
 @dataclass(frozen=True, slots=True)

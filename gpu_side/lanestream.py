@@ -53,8 +53,9 @@ class LaneStream:
 
     def __init__(
         self, port: Port, sources: Sequence[PageStoreInfo], target: PageStoreInfo | None,
-        lanes: NDArray[np.int64], workers: int, check: bool,
+        lanes: NDArray[np.int64], workers: int, check: bool, room: int,
     ) -> None:  # fmt: skip
+        """Use at most *room* bytes at the start of the arena: hidden rows may lie behind."""
         self.port = port
         self.sources = tuple(sources)
         self.target = target
@@ -68,7 +69,7 @@ class LaneStream:
         self._next = 0
         self._lock = threading.Lock()
         self._at = self._slot = 0
-        self.workers, self._depth = self._share_out(workers)
+        self.workers, self._depth = self._share_out(workers, room)
         self._inputs = [
             [[self._buffer(s) for s in self.sources] for _ in range(self._depth)]
             for _ in range(self.workers)
@@ -79,13 +80,12 @@ class LaneStream:
         port.require(self._slot, self._at)
         port.ready[: self._slot] = 0
 
-    def _share_out(self, workers: int) -> tuple[int, int]:
+    def _share_out(self, workers: int, room: int) -> tuple[int, int]:
         """Return how many workers the arena holds lanes for, and how many lanes each."""
         lanes = [s.shape.pages_per_range * s.page_bytes for s in self.sources]
         target = self.target
         out = 0 if target is None else target.shape.pages_per_range * target.page_bytes
         worker = _DEPTH * sum(lanes) + out
-        room = len(self.port.arena)
         if worker > room:
             return 1, 1
         return min(workers, room // max(worker, 1)), _DEPTH

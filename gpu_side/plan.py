@@ -101,12 +101,12 @@ def table_bytes(request: PlanRequest, topology: Topology) -> int:
     vertices = request.graph.vertices
     heads = max((s.conv.attention.heads for s in request.stages if s.conv and s.conv.attention),
                 default=0)  # fmt: skip
-    # Degrees; factors, once by themselves and once in the form that the kernels read; scores, too.
-    per_vertex = 12 + 2 * (12 + 4 * heads)
-    if request.graph.reorder != "none":
-        per_vertex += 16 if any(request.fanouts) else 8
-    if any(request.fanouts):
-        per_vertex += 16 if request.graph.weighted else 8  # float64 sums of kept weights
+    sampled, weighted = any(request.fanouts), request.graph.weighted
+    name = 8 if request.graph.reorder != "none" else 0
+    # Three degrees, the weights' sum, the original id; then the factors and scores of a stage.
+    per_vertex = 12 + (4 if weighted else 0) + name + 12 + 4 * heads
+    # Then one of: the factors before they are copied; what sampling needs in a pass; kept weights.
+    per_vertex += max(8, 8 + name if sampled else 0, 16 if sampled and weighted else 0)
     pieces = topology.directory.nbytes + 8 * (4 * topology.pages + topology.chunks)
     return vertices * per_vertex + pieces
 

@@ -17,7 +17,12 @@ from hyades.common.port import Port
 from hyades.common.trace import Advance, ScanCounters, Sink, Span
 from hyades.common.volume import Volume
 from hyades.gpu_side import words as W
-from hyades.gpu_side.devices.cpu import CpuDevice, short_switch_interval, single_threaded_torch
+from hyades.gpu_side.devices.cpu import (
+    CpuDevice,
+    give_back_free_memory,
+    short_switch_interval,
+    single_threaded_torch,
+)
 from hyades.gpu_side.factors import Factors, Sample, VertexTables, conv_factors
 from hyades.gpu_side.failure import explain_failure
 from hyades.gpu_side.lanestream import LaneStream, ReadFailed
@@ -30,7 +35,7 @@ from hyades.gpu_side.runobjects import RunObjects
 from hyades.gpu_side.scan import MomentSums, PassScan
 from hyades.gpu_side.scores import score_weights
 from hyades.gpu_side.stores import PageStoreInfo, page_by_page
-from hyades.gpu_side.tables import PassInputs, TileStores
+from hyades.gpu_side.tables import PassInputs, TileStores, VertexFloats
 from hyades.gpu_side.temporaries import scratch_bytes
 from hyades.gpu_side.topology import Topology
 from hyades.gpu_side.vertices import KeptWeights, needs_kept_weights
@@ -81,6 +86,7 @@ class Refresh:
 
     def run(self) -> None:
         """Run every stage that is not done; the output is complete and committed afterwards."""
+        give_back_free_memory()  # planning is over
         with single_threaded_torch(), short_switch_interval():
             for stage in self.plan.stages:
                 begin, before = time.perf_counter(), self._traffic()
@@ -114,9 +120,10 @@ class Refresh:
         sample = Sample(
             self.request.fanouts[stage.stage.layer], self.options.seed, stage.stage.layer
         )
-        factors = self._factors(stage, tiles, sample)
-        scores = self._scores(stage, source) if conv.attention else None
         heads = conv.attention.heads if conv.attention else 0
+        floats = VertexFloats(self._factors(stage, tiles, sample), self.graph.vertices, heads)
+        if conv.attention:
+            self._find_scores(stage, source, floats.scores)
         width = int(conv.attention.att_src.shape[1]) if conv.attention else 0
         sums = MomentSums.empty(self.topology.chunks) if stage.stage.moments else None
         target = replace(self.objects.stores[stage.stage.index], number=4)
@@ -127,8 +134,8 @@ class Refresh:
                 continue
             inputs = PassInputs(
                 chosen, self.topology, self.graph.vertices, source, tiles, target,
-                self.objects.log(stage), factors, self.vertices, scores, heads, width, sample,
-                index, held, todo, self.request.workers, self.options.check,
+                self.objects.log(stage), self.vertices, floats, heads, width, sample, index, held,
+                todo, self.request.workers, self.options.check,
             )  # fmt: skip
             scan = PassScan(
                 stage.stage, inputs, self.port, self.moments.get(stage.stage.inputs[0].stage), sums
@@ -136,6 +143,7 @@ class Refresh:
             self._run_pass(stage, scan, index)
             pinned = scan.tables.chunks[scan.tables.chunks < source.kept + chosen.pinned]
             held[pinned] = True
+            del scan, inputs  # the next pass makes its own tables
         if sums is not None:
             self._partial_sums = sums
 
@@ -190,7 +198,7 @@ class Refresh:
 
         stream = LaneStream(
             self.port, numbered, target, np.flatnonzero(todo), self.request.workers,
-            self.options.check,
+            self.options.check, self.plan.arena_bytes,
         )  # fmt: skip
         self._stream(stage, stream, function, lambda: stream.durable, lambda: stream.crcs)
         self.objects.record(stage, stream.durable, stream.crcs)
@@ -207,19 +215,23 @@ class Refresh:
         sources = [page_by_page(store) for store in stores if store is not None]
         # One worker: sums take the pages in order, and have the same bits for any number.
         stream = LaneStream(
-            self.port, sources, None, np.arange(self.topology.pages), 1, self.options.check
-        )
+            self.port, sources, None, np.arange(self.topology.pages), 1, self.options.check,
+            self.plan.arena_bytes,
+        )  # fmt: skip
         begin = time.perf_counter()
         self._stream(stage, stream, kept.add, None, None)
         self.sink.emit(Span("degrees", stage.stage.index, -1, begin, time.perf_counter()))
-        return conv_factors(conv, self.vertices, sample, kept.sums)
+        sums = kept.sums
+        del kept, stream
+        return conv_factors(conv, self.vertices, sample, sums)
 
-    def _scores(self, stage: StagePlan, source: PageStoreInfo) -> NDArray[np.float32]:
-        """Return the destinations' attention scores, float32 [V, heads], in one more pass."""
+    def _find_scores(
+        self, stage: StagePlan, source: PageStoreInfo, scores: NDArray[np.float32]
+    ) -> None:
+        """Fill in the destinations' attention scores [V, heads], in one more pass."""
         conv = stage.stage.conv
         assert conv is not None
         assert conv.attention is not None
-        scores = np.zeros((self.graph.vertices, conv.attention.heads), np.float32)
         before = stage.stage.inputs[0].before
         moments = self.moments.get(stage.stage.inputs[0].stage)
         weight = score_weights(conv)
@@ -231,12 +243,11 @@ class Refresh:
 
         stream = LaneStream(
             self.port, [source], None, np.arange(self.topology.chunks), self.request.workers,
-            self.options.check,
+            self.options.check, self.plan.arena_bytes,
         )  # fmt: skip
         begin = time.perf_counter()
         self._stream(stage, stream, function, None, None)
         self.sink.emit(Span("scores", stage.stage.index, -1, begin, time.perf_counter()))
-        return scores
 
     def _stream(
         self, stage: StagePlan, stream: LaneStream, function: Any,
@@ -267,7 +278,7 @@ class Refresh:
 
             stream = LaneStream(
                 self.port, [self.objects.checked_source(index)], None, missing,
-                self.request.workers, self.options.check,
+                self.request.workers, self.options.check, self.plan.arena_bytes,
             )  # fmt: skip
             self._stream(stage, stream, function, None, None)
         self.moments[index] = sums.moments()

@@ -183,8 +183,9 @@ class PassScan:
             torch.mm(message, conv.neighbour.weight.t(), out=target)
         else:
             target.copy_(message)
-        if self.inputs.factors.source is not None:
-            factor = self.inputs.factors.source[first : first + len(x)]
+        factors = self.inputs.vertex_floats.source
+        if factors is not None:
+            factor = factors[first : first + len(x)]
             target.mul_(torch.from_numpy(factor)[:, None])
         if shape.message_stride > shape.row_width:
             out[:, shape.row_width :] = 0

@@ -1,7 +1,6 @@
 """Build the scheduler's three word arrays for one pass of a stage (see words.py)."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +54,30 @@ class _ArenaMap:
         return at
 
 
+class VertexFloats:
+    """What a stage keeps per vertex, float32: factors, and attention scores of destinations.
+
+    data holds in one array what the kernels read, from the places given (-1: nothing).
+    """
+
+    def __init__(self, factors: Factors, vertices: int, heads: int) -> None:
+        """Copy *factors*; `scores` [vertices, heads] is still to be filled."""
+        self.source = factors.source
+        wanted = (factors.destination, factors.loop)
+        count = sum(part is not None for part in wanted) + heads
+        self.data = np.zeros(max(count * vertices, 1), np.float32)
+        self.destination_at, self.loop_at = -1, -1
+        at = 0
+        if factors.destination is not None:
+            self.destination_at, at = at, at + vertices
+            self.data[:at] = factors.destination
+        if factors.loop is not None:
+            self.loop_at, at = at, at + vertices
+            self.data[self.loop_at : at] = factors.loop
+        self.scores_at = at if heads else -1
+        self.scores = self.data[at : at + heads * vertices].reshape(vertices, heads)
+
+
 @dataclass(frozen=True, slots=True)
 class PassInputs:
     """All that the tables of a pass are made of."""
@@ -66,9 +89,8 @@ class PassInputs:
     tiles: TileStores
     target: PageStoreInfo
     log: PageStoreInfo | None
-    factors: Factors
     vertex_tables: VertexTables
-    scores: NDArray[np.float32] | None  # [V, heads]
+    vertex_floats: VertexFloats
     heads: int
     head_width: int
     sample: Sample
@@ -114,8 +136,10 @@ class _PassBuilder:
         self._schedule()
         self._lanes()
         log_at = self._log()
+        floats = inputs.vertex_floats
+        g[W.G_DST_FACTOR], g[W.G_LOOP_FACTOR] = floats.destination_at, floats.loop_at
+        g[W.G_DST_SCORE] = floats.scores_at
         self._words()
-        factors = self._factors()
         self.port.require(self.ready_slots, self.arena.size)
         w, s = self.w.build(), self.s.build()
         w[W.C_OUT_CREDIT] = self.buffers.out_slots
@@ -124,8 +148,9 @@ class _PassBuilder:
         if inputs.candidate.windows is not None:
             self._first_owners(w, s)
         return PassTables(
-            g, w, s, factors, self.chunks, self.lanes, input_at, out_at, state_at, pinned_at, log_at
-        )
+            g, w, s, floats.data, self.chunks, self.lanes, input_at, out_at, state_at, pinned_at,
+            log_at,
+        )  # fmt: skip
 
     def _constants(self) -> None:
         inputs, g, sizes, shape = self.inputs, self.g, self.sizes, self.sizes.shape
@@ -238,7 +263,7 @@ class _PassBuilder:
         originals = inputs.vertex_tables.originals
         if inputs.sample.fanout > 0:
             tables = inputs.vertex_tables
-            s.table(W.G_S_DEGREE, tables.in_degrees.astype(np.int64) + tables.loops)
+            s.table(W.G_S_DEGREE, tables.in_degrees, tables.loops)
         if inputs.sample.fanout > 0 and len(originals):
             s.table(W.G_S_ORIGINAL, originals)
         else:
@@ -313,17 +338,3 @@ class _PassBuilder:
             (W.G_W_STATS, inputs.workers * W.STATS_WORDS),
         ):
             w.region(name, count)
-
-    def _factors(self) -> NDArray[np.float32]:
-        parts: list[Any] = []
-        at = 0
-        for name, values in (
-            (W.G_DST_FACTOR, self.inputs.factors.destination),
-            (W.G_LOOP_FACTOR, self.inputs.factors.loop),
-            (W.G_DST_SCORE, self.inputs.scores),
-        ):
-            self.g[name] = -1 if values is None else at
-            if values is not None:
-                parts.append(values.reshape(-1))
-                at += values.size
-        return np.concatenate(parts) if parts else np.zeros(1, np.float32)

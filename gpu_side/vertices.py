@@ -18,13 +18,15 @@ def load_vertices(volume: Volume) -> VertexTables:
     """Read the per-vertex tables of *volume*."""
 
     def optional(name: str, dtype: Any) -> NDArray[Any] | None:
-        return volume.read_table(name).astype(dtype) if name in volume.catalog.objects else None
+        if name not in volume.catalog.objects:
+            return None
+        return volume.read_table(name).astype(dtype, copy=False)
 
     order = optional("order", np.int64)
     return VertexTables(
-        volume.read_table("in_degrees").astype(np.uint32),
-        volume.read_table("out_degrees").astype(np.uint32),
-        volume.read_table("self_loops").astype(np.uint32),
+        volume.read_table("in_degrees").astype(np.uint32, copy=False),
+        volume.read_table("out_degrees").astype(np.uint32, copy=False),
+        volume.read_table("self_loops").astype(np.uint32, copy=False),
         optional("weighted_in", np.float32),
         optional("loop_weights", np.float32),
         np.zeros(0, np.int64) if order is None else order,
@@ -68,7 +70,7 @@ class KeptWeights:
 
     def __init__(self, tables: VertexTables, sample: Sample, range_rows: int) -> None:
         self.sums = np.zeros(len(tables.loops))  # float64 [V]
-        self._degrees = tables.in_degrees.astype(np.int64) + tables.loops
+        self._degrees = np.add(tables.in_degrees, tables.loops, dtype=np.int64)
         self._originals = tables.originals
         self._sample = sample
         self._range_rows = range_rows

@@ -7,6 +7,7 @@ Must stay in sync: scheduler.py, kernels.py and scan.py read these names and not
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +74,7 @@ class WordMap:
 
     geometry: NDArray[np.int64]
     size: int = 0
-    fills: list[tuple[int, NDArray[np.int64]]] = field(default_factory=list)
+    fills: list[tuple[int, tuple[NDArray[Any], ...]]] = field(default_factory=list)
 
     def region(self, name: int, words: int) -> int:
         """Reserve *words* zeroed words; remember the offset under geometry word *name*."""
@@ -82,15 +83,18 @@ class WordMap:
         self.size = at + -(-max(words, 1) // LINE) * LINE
         return at
 
-    def table(self, name: int, values: NDArray[np.int64]) -> int:
-        """Reserve room for *values* and copy them in when the array is built."""
-        at = self.region(name, values.size)
-        self.fills.append((at, values))
+    def table(self, name: int, *parts: NDArray[Any]) -> int:
+        """Reserve room for the sum of integer arrays and put it in when the array is built."""
+        at = self.region(name, parts[0].size)
+        self.fills.append((at, parts))
         return at
 
     def build(self) -> NDArray[np.int64]:
         """Return the array with every table filled in."""
         words = np.zeros(max(self.size, 1), np.int64)
-        for at, values in self.fills:
-            words[at : at + values.size] = values.reshape(-1)
+        for at, parts in self.fills:
+            place = words[at : at + parts[0].size]
+            place[:] = parts[0].reshape(-1)
+            for more in parts[1:]:
+                place += more.reshape(-1)
         return words

@@ -43,7 +43,7 @@ def single_threaded_torch() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _trim() -> None:
+def give_back_free_memory() -> None:
     """Give back what malloc keeps of what the workers had; the next pass has other sizes."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
     if trim is not None:
@@ -94,7 +94,7 @@ class CpuDevice:
             for thread in threads:
                 thread.join()
             raise
-        _trim()
+        give_back_free_memory()
         if errors:
             raise errors[0]
 
