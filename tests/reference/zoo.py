@@ -16,6 +16,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"add_self_loops": False},
         {"bias": False},
         {"num_layers": 1},
+        {"num_layers": 1, "jk": "cat", "norm": "layer_norm"},
         {"num_layers": 4},
         {"norm": "batch_norm", "act_first": True},
         {"norm": "layer_norm", "num_layers": 3},
