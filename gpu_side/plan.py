@@ -162,7 +162,8 @@ def _check_memory(request: PlanRequest, always: int, found: list[list[Candidate]
     need = least[most] + always
     forced = f", --plan {request.forced}" if request.forced else ""
     raise UsageError(
-        f"stage {most} ({request.stages[most].name}) needs at least --memory {-(-need // MIB)}MiB"
+        f"stage {most + 1} ({request.stages[most].name}) needs at least"
+        f" --memory {-(-need // MIB)}MiB"
         f" (asked for {format_size(request.memory)}{forced})"
     )
 

@@ -157,6 +157,17 @@ class Refresh:
             self.objects.checkpoint(stage, scan.durable, scan.page_crcs)
 
         begin = time.perf_counter()
+        try:
+            self._work_through(stage, scan, pulse)
+        except KeyboardInterrupt:  # keeps what was written since the last commit
+            self.objects.keep(stage, scan.durable(), scan.page_crcs())
+            raise
+        self.objects.record(stage, scan.durable(), scan.page_crcs())
+        pulse()
+        emit_counters(self.sink, stage.stage.index, index, scan, time.perf_counter() - begin)
+
+    def _work_through(self, stage: StagePlan, scan: PassScan, pulse: Callable[[], None]) -> None:
+        """Run a pass until every lane of it is written."""
         self.device.run(scan, pulse, self.port.ring.stop)
         self._raise_for(scan)
         if scan.inputs.log is not None:
@@ -165,9 +176,6 @@ class Refresh:
             self._raise_for(scan)
             time.sleep(1e-4)
         self._raise_for(scan)
-        self.objects.record(stage, scan.durable(), scan.page_crcs())
-        pulse()
-        emit_counters(self.sink, stage.stage.index, index, scan, time.perf_counter() - begin)
 
     def _merge_log(self, stage: StagePlan, scan: PassScan, pulse: Callable[[], None]) -> None:
         begin = time.perf_counter()

@@ -197,8 +197,13 @@ class RunObjects:
         now = time.perf_counter()
         if stage.keeps_output or now < self._due:
             return
-        self.record(stage, durable(), crcs())
-        self.commit()
+        self.keep(stage, durable(), crcs())
+
+    def keep(self, stage: StagePlan, durable: NDArray[np.bool_], crcs: NDArray[Any]) -> None:
+        """Make what is done durable now."""
+        if not stage.keeps_output:
+            self.record(stage, durable, crcs)
+            self.commit()
 
     def commit(self) -> None:
         """Commit the volume."""

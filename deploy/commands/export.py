@@ -25,7 +25,7 @@ def command(
 
     The suffix of PATH chooses the format: .npy, .parquet (columns id and embedding) or
     .safetensors (tensor embeddings). Where ingest ran with --relabel, the user's ids are the
-    column id, the tensor ids, or a second file PATH.ids.npy. NAME may be any object with rows,
+    column id, the tensor ids, or a second file NAME.ids.npy beside it. NAME may be any object with rows,
     such as features.
 
     \b

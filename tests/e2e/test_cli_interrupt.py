@@ -27,7 +27,7 @@ def arguments(tmp_path: Path) -> list[str]:
     graph = write_graph(GraphSpec(120_000, 8, 64), tmp_path / "graph")
     model = write_weights(ModelSpec("sage", (64, 64, 32)), tmp_path / "model").model
     assert run("ingest", "--edges", graph.directory, tmp_path / "g.vol").exit_code == 0
-    options = ["--memory", "256MiB", "--plan", "passes:30", "--no-report"]
+    options = ["--memory", "48MiB", "--plan", "passes:30", "--no-report"]
     return [str(tmp_path / "g.vol"), "--model", str(model), *options]
 
 

@@ -174,7 +174,7 @@ def test_a_log_is_taken_where_edges_are_near_and_rows_wide(tmp_path: Path) -> No
     )
     chosen = [
         plan_run(replace(request, memory=memory * MIB), topology).stages[0].chosen.name
-        for memory in (64, 80, 96, 112, 128, 1024)
+        for memory in (48, 80, 96, 112, 128, 1024)
     ]
     assert chosen[0].startswith("passes:"), "the log's own pages need memory"
     assert any(name.startswith("log:") for name in chosen), chosen
