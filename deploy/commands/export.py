@@ -25,8 +25,8 @@ def command(
 
     The suffix of PATH chooses the format: .npy, .parquet (columns id and embedding) or
     .safetensors (tensor embeddings). Where ingest ran with --relabel, the user's ids are the
-    column id, the tensor ids, or a second file NAME.ids.npy beside it. NAME may be any object with rows,
-    such as features.
+    column id, the tensor ids, or a second file (out.ids.npy beside out.npy). NAME may be any
+    object with rows, such as features.
 
     \b
     hyades export g.vol sage sage.npy
