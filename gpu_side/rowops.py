@@ -36,6 +36,7 @@ _ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "sigmoid": torch.sigmoid_, "silu": partial(functional.silu, inplace=True),
     "gelu": torch.ops.aten.gelu_,
 }  # fmt: skip
+_ROW_FLOATS = 1 << 14  # a block that malloc serves from what it has
 
 
 def apply_row_ops(
@@ -65,23 +66,33 @@ def apply_row_op(
         case Affine(scale, shift):
             return _scale(x, x if owned else None, scale, shift)
         case LayerNorm(weight, bias, eps):
-            return functional.layer_norm(x, (x.shape[1],), weight, bias, eps)
+            shape = (x.shape[1],)
+            norm = partial(functional.layer_norm, normalized_shape=shape, weight=weight, bias=bias)
+            return _by_rows(partial(norm, eps=eps), x, x if owned else _like(x))
         case GraphLayerNorm(weight, bias, eps):
             assert moments is not None, "moments are collected by the stage before"
             y = torch.sub(x, moments.mean, out=x if owned else _like(x))
             return _scale(y.div_(moments.deviation + eps), y, weight, None, bias)
         case Activation(name, kwargs, weight):
+            out = x if owned else _like(x)
+            if name in _ELEMENTWISE:
+                return _ELEMENTWISE[name](out if owned else out.copy_(x), **kwargs)
             if name == "prelu" and weight is not None:
-                return functional.prelu(x, weight)
-            if name not in _ELEMENTWISE:
-                result: Tensor = getattr(functional, name)(x, **kwargs)
-                return result
-            return _ELEMENTWISE[name](x if owned else _like(x).copy_(x), **kwargs)
+                return _by_rows(partial(functional.prelu, weight=weight), x, out)
+            return _by_rows(partial(getattr(functional, name), **kwargs), x, out)
         case Normalize(eps):
             return functional.normalize(x, dim=1, eps=eps, out=x if owned else _like(x))
         case MeanHeads(heads):
             parts = x.view(len(x), heads, -1)
             return torch.mean(parts, dim=1, out=scratch().take(len(x), parts.shape[2]))
+
+
+def _by_rows(function: Callable[[Tensor], Tensor], x: Tensor, out: Tensor) -> Tensor:
+    """Put *function* of x, which has no form with `out=`, into *out* some rows at a time."""
+    step = max(1, _ROW_FLOATS // max(1, x.shape[1]))
+    for first in range(0, len(x), step):
+        out[first : first + step] = function(x[first : first + step])
+    return out
 
 
 def _like(x: Tensor) -> Tensor:
@@ -107,13 +118,4 @@ def _scale(
 
 def keeps_block(op: RowOp) -> bool:
     """Say whether *op* on an owned block needs no other."""
-    if isinstance(op, Activation):
-        return op.name in _ELEMENTWISE
-    return isinstance(op, Affine | GraphLayerNorm | Normalize)
-
-
-def uses_malloc(op: RowOp) -> bool:
-    """Say whether the result of *op* cannot lie in scratch."""
-    if isinstance(op, Activation):
-        return op.name not in _ELEMENTWISE
-    return isinstance(op, LayerNorm)
+    return not isinstance(op, Linear | MeanHeads)
