@@ -37,16 +37,16 @@ def write_volume(path: Path, *, seed: int = 0, **options: Any) -> Path:
     return path
 
 
-def three_layers(kind: str) -> torch.nn.Module:
+def three_layers(kind: str, width: int = WIDTH) -> torch.nn.Module:
     """Return a model in evaluation mode with fixed weights; "norm" has a global LayerNorm."""
     torch.manual_seed(3)
     if kind == "gat":
-        return pyg.GAT(WIDTH, 16, 3, 8, heads=2).eval()
+        return pyg.GAT(width, 16, 3, 8, heads=2).eval()
     if kind == "sage":
-        return pyg.GraphSAGE(WIDTH, 32, 3, 16).eval()
+        return pyg.GraphSAGE(width, 32, 3, 16).eval()
     norm = pyg.LayerNorm(32, mode="graph") if kind == "norm" else None
     jump = "cat" if kind == "norm" else None
-    return pyg.GCN(WIDTH, 32, 3, 16, norm=norm, jk=jump).eval()
+    return pyg.GCN(width, 32, 3, 16, norm=norm, jk=jump).eval()
 
 
 def bits(rows: NDArray[Any]) -> NDArray[Any]:
