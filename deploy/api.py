@@ -142,7 +142,7 @@ def _fanouts(fanout: Sequence[int] | None, layers: int) -> tuple[int, ...]:
     values = tuple(int(k) for k in fanout)
     if len(values) != layers:
         raise UsageError(f"--fanout has {len(values)} numbers, the model has {layers} layers")
-    if any(k == 0 or k < -1 for k in values):
+    if any(k == 0 or k < -1 or k >= 1 << 62 for k in values):
         raise UsageError(f"--fanout {','.join(map(str, values))}: positive numbers, or -1 for all")
     return tuple(max(k, 0) for k in values)
 
@@ -208,8 +208,12 @@ class _ProgressSink:
 
 
 def _check_name(volume: Volume, out: str, resume: bool, force: bool) -> None:
-    if not out or "/" in out or out != out.strip():
-        raise UsageError(f"--out {out!r}: a name without slashes or spaces around it")
+    if not out or "/" in out or out != out.strip() or not out.isprintable() or len(out) > 128:
+        shown = out if len(out) <= 128 else f"{out[:40]}..."
+        raise UsageError(
+            f"--out {shown!r}: a printable name of up to 128 characters, without slashes or"
+            " spaces around it"
+        )
     run = volume.catalog.runs.get(out)
     running = run is not None and run.state == "running"
     if resume and not running:

@@ -95,6 +95,8 @@ def export(
     for target in filter(None, (path, ids_path)):
         if target.exists() and not force:
             raise UsageError(f"{target} exists: add --force to replace it")
+        if target.exists() and not (target.is_file() or target.is_dir()):
+            raise UsageError(f"{target} is no regular file: name one to write to")
         if target.is_dir():
             raise UsageError(f"{target} is a directory")
     source = _Source(volume, info, memory, advance or (lambda _: None))

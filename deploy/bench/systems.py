@@ -26,7 +26,7 @@ _SAMPLED_ROWS = 20_000
 # PyG's inference() keeps about 0.45 KB an edge; above this it would not fit a 24 GiB machine.
 _INFERENCE_EDGES = 20_000_000
 # What a process holds after imports, before its budget begins.
-PROCESS_BYTES = 384 * MIB
+PROCESS_BYTES = 288 * MIB
 
 
 @dataclass(frozen=True, slots=True)

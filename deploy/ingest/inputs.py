@@ -20,7 +20,7 @@ from hyades.deploy.ingest.readers.dispatch import (
     open_edges,
     with_weight_file,
 )
-from hyades.deploy.ingest.readers.edges import ArrayValues, WithWeights
+from hyades.deploy.ingest.readers.edges import ArrayValues, WithWeights, to_ids
 from hyades.deploy.ingest.readers.features import FeatureChoice, open_features, parse_shape
 from hyades.deploy.ingest.readers.memory import EdgeInput, array_edges, as_array, data_edges
 from hyades.deploy.ingest.readers.text import open_ids
@@ -85,7 +85,7 @@ def _relabel(edges: EdgeSource, options: IngestOptions, context: Context) -> Rel
         ids = as_array(given, name).reshape(-1)
     if ids.dtype.kind not in "iu":
         raise UsageError(f"{name}: ids of dtype {ids.dtype} are not integers")
-    return relabel_by(edges, ids.astype(np.int64), name, context.memory)
+    return relabel_by(edges, to_ids(ids, name, 0), name, context.memory)
 
 
 def _check_ids(

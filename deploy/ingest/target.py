@@ -49,6 +49,8 @@ def check_target(target: Path, *, force: bool) -> None:
     """Raise UsageError unless *target* can be made, or replaced with *force*."""
     if target.is_dir():
         raise UsageError(f"{target} is a directory: name a file in it")
+    if target.exists() and not (target.is_file() or target.is_block_device()):
+        raise UsageError(f"{target} is neither a file nor a block device: name a file")
     if not target.parent.is_dir():
         raise UsageError(f"{target}: there is no folder {target.parent}")
     if target.exists() and not target.is_block_device() and not force:

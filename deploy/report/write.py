@@ -22,10 +22,16 @@ def write_report(report: Report, directory: Path) -> tuple[Path, Path]:
         directory.mkdir(parents=True, exist_ok=True)
         for path, text in zip(paths, texts, strict=True):
             partial = path.with_name(f".{path.name}.partial")
-            partial.write_bytes(text)
-            partial.replace(path)
+            try:
+                partial.write_bytes(text)
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot write the report to {directory}: {error.strerror}") from error
+        raise UsageError(
+            f"output {report.out!r} is complete, but its report cannot be written to {directory}:"
+            f" {error.strerror}"
+        ) from error
     return paths
 
 

@@ -146,6 +146,8 @@ def read_model_file(path: Path) -> ModelFile:
     try:
         text = path.read_text(encoding="utf-8")
         loaded = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except RecursionError as error:
+        raise DataError(f"{path}: nested too deeply for a model file") from error
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not valid {path.suffix.lstrip('.').upper()}: {error}") from error
     return convert(ModelFile, loaded, str(path))

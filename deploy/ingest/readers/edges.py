@@ -17,6 +17,13 @@ Layout = Literal["source-target", "pairs"]
 def to_ids(values: NDArray[Any], name: str, first_edge: int) -> NDArray[np.int64]:
     """Return ids as int64; DataError for floats that are not whole numbers."""
     if values.dtype.kind in "iu":
+        if values.dtype.kind == "u" and values.dtype.itemsize == 8:
+            large = np.flatnonzero(values > np.iinfo(np.int64).max)
+            if large.size:
+                at = int(large[0])
+                raise DataError(
+                    f"{name}: edge {first_edge + at} has id {values[at]}, more than 2^63 - 1"
+                )
         return np.ascontiguousarray(values, dtype=np.int64)
     whole = np.rint(values)
     with np.errstate(invalid="ignore"):

@@ -55,6 +55,8 @@ def parse_npy(data: ByteSource, name: str, start: int, size: int) -> StoredArray
         text = str(error).splitlines()[0] if str(error) else "cut short"
         raise DataError(f"{name}: unreadable .npy header: {text}") from error
     check_dtype(dtype, name)
+    if any(length < 0 for length in shape):
+        raise DataError(f"{name}: unreadable .npy header: shape {shape} has a negative length")
     array = StoredArray(data, name, cursor.tell(), tuple(shape), dtype, fortran)
     array.check_size(size)
     return array

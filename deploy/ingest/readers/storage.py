@@ -4,6 +4,7 @@ Not memory-mapped: a page of a mapped file counts as resident memory, and a trun
 process with SIGBUS instead of a message.
 """
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,7 @@ class StoredArray:
     @property
     def nbytes(self) -> int:
         """Bytes of the elements."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def check_size(self, size: int) -> None:
         """Raise DataError unless the elements fit in a file of *size* bytes."""
