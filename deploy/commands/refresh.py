@@ -147,7 +147,7 @@ def summary(report: Report) -> str:
             table(head, rows, left=5),
             "",
             f"{report.out}: {report.graph.vertices:,} rows in {report.seconds:.2f} s, "
-            f"{format_size(traffic.read)} read ({traffic.amplification:.2f} x what had to be), "
+            f"{format_size(traffic.read)} read ({traffic.amplification:.2f} x one scan), "
             f"{format_size(traffic.written)} written",
             f"memory: {format_size(memory.used)} of {format_size(memory.budget)}; "
             f"missed {counters.misses:,}, parked {counters.parks:,}, "

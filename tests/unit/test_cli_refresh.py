@@ -145,7 +145,7 @@ def test_the_summary_has_a_line_a_stage_and_the_totals() -> None:
         "1 convs.0 (SAGEConv) 128 -> 64 passes:2 project first 303.0 MiB +1.0% 50.0 MiB 1.50 s"
     )
     assert lines[4] == (
-        "sage: 1,000,000 rows in 3.00 s, 606.0 MiB read (1.01 x what had to be), 100.0 MiB written"
+        "sage: 1,000,000 rows in 3.00 s, 606.0 MiB read (1.01 x one scan), 100.0 MiB written"
     )
     assert lines[5] == "memory: 900.0 MiB of 1.0 GiB; missed 9, parked 8, resumed 8"
 
