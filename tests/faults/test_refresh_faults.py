@@ -281,7 +281,9 @@ def test_a_volume_that_is_cut_off_under_a_run(tmp_path: Path) -> None:
             os.truncate(path, end)
 
         # Which it is depends on what is read first: pages, or the next stage's page tables.
-        text = r"object '(tiles|weights|features)' page \d+ .* volume truncated|blocks .*: truncated"
+        text = (
+            r"object '(tiles|weights|features)' page \d+ .* volume truncated|blocks .*: truncated"
+        )
         with pytest.raises((DeviceLost, DataError), match=text):
             refresh_rows(volume, three_layers("gcn"), "x", plan="passes:9", progress=cut)
         assert own_threads() == []
