@@ -30,6 +30,7 @@ from hyades.common.catalog import (
 )
 from hyades.common.checksum import crc32c
 from hyades.common.errors import DataError, UsageError
+from hyades.common.interrupts import undisturbed
 from hyades.common.layout import BLOCK, PAGE_ENTRY
 from hyades.common.pages import DEFAULT_PAGE, MAX_PAGE, MIN_PAGE, PageShape, shape_pages
 from hyades.common.pagestore import PageStore, read_extents
@@ -203,6 +204,10 @@ class Volume(PageStore):
 
     def commit(self) -> None:
         """Make the working catalog and every page written before the volume's state, or fail."""
+        with undisturbed():
+            self._commit()
+
+    def _commit(self) -> None:
         self._check_writable()
         for name, table in self._tables.items():
             if not np.array_equal(table, self._stored.get(name, _NEVER)):
