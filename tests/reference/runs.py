@@ -25,15 +25,17 @@ pyg = pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not i
 VERTICES, EDGES, WIDTH, RANGE = 6000, 40_000, 24, 128
 
 
-def write_volume(path: Path, *, seed: int = 0, **options: Any) -> Path:
-    """Ingest a weighted graph with locality, self loops and duplicates; 47 chunks."""
-    random = np.random.default_rng(seed)
-    source = random.integers(0, VERTICES, EDGES)
-    target = np.clip(source + random.normal(0, VERTICES / 8, EDGES).astype(int), 0, VERTICES - 1)
-    features = random.normal(size=(VERTICES, WIDTH)).astype(np.float32)
-    weights = random.random(EDGES).astype(np.float32)
-    edges = np.stack([source, target])
-    ingest(path, edges=edges, features=features, weights=weights, range_rows=RANGE, **options)
+def write_volume(
+    path: Path, *, vertices: int = VERTICES, edges: int = EDGES, **options: Any
+) -> Path:
+    """Ingest a weighted graph with locality, self loops and duplicates, in chunks of RANGE."""
+    random = np.random.default_rng(0)
+    source = random.integers(0, vertices, edges)
+    target = np.clip(source + random.normal(0, vertices / 8, edges).astype(int), 0, vertices - 1)
+    features = random.normal(size=(vertices, WIDTH)).astype(np.float32)
+    weights = random.random(edges).astype(np.float32)
+    pairs = np.stack([source, target])
+    ingest(path, edges=pairs, features=features, weights=weights, range_rows=RANGE, **options)
     return path
 
 
