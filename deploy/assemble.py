@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hyades.common.interrupts import undisturbed
 from hyades.common.trace import Event
 from hyades.deploy.machine import this_machine
 from hyades.deploy.report import build
@@ -64,13 +65,14 @@ class MemoryWatch:
         self._period = period
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hyades-memory", daemon=True)
-        self._thread.start()
 
     def _run(self) -> None:
         while not self._stop.wait(self._period):
             self.sample()
 
     def __enter__(self) -> "MemoryWatch":
+        with undisturbed():
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from hyades.common.atomics import doze, ld_acquire_sys, ld_relaxed, pause
 from hyades.common.checksum import crc32c
 from hyades.common.errors import PeerError, UsageError
+from hyades.common.interrupts import undisturbed
 from hyades.common.jit import jit
 from hyades.common.layout import COMPLETION, REQUEST, Op, RequestFlag, Status
 from hyades.common.port import Failure, Port
@@ -86,7 +87,8 @@ class Proxy:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        with undisturbed():
+            self._thread.start()
 
     def stop(self, drain: bool = True) -> None:
         """End the thread: after all requests are answered, or at once.

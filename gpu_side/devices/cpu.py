@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
+from hyades.common.interrupts import undisturbed
 from hyades.common.trace import Sink, Span
 from hyades.gpu_side import words as W
 from hyades.gpu_side.scan import PassScan
@@ -84,15 +85,17 @@ class CpuDevice:
             for n in range(self.workers)
         ]
         try:
-            for thread in threads:
-                thread.start()
+            with undisturbed():  # all of them or none
+                for thread in threads:
+                    thread.start()
             while any(thread.is_alive() for thread in threads):
                 threads[0].join(0.05) if threads[0].is_alive() else time.sleep(0.01)
                 pulse()
         except BaseException:
             stop()
             for thread in threads:
-                thread.join()
+                if thread.ident is not None:
+                    thread.join()
             raise
         give_back_free_memory()
         if errors:
