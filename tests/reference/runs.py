@@ -26,13 +26,14 @@ VERTICES, EDGES, WIDTH, RANGE = 6000, 40_000, 24, 128
 
 
 def write_volume(
-    path: Path, *, vertices: int = VERTICES, edges: int = EDGES, **options: Any
-) -> Path:
+    path: Path, *, vertices: int = VERTICES, edges: int = EDGES, dtype: Any = np.float32,
+    **options: Any,
+) -> Path:  # fmt: skip
     """Ingest a weighted graph with locality, self loops and duplicates, in chunks of RANGE."""
     random = np.random.default_rng(0)
     source = random.integers(0, vertices, edges)
     target = np.clip(source + random.normal(0, vertices / 8, edges).astype(int), 0, vertices - 1)
-    features = random.normal(size=(vertices, WIDTH)).astype(np.float32)
+    features = random.normal(size=(vertices, WIDTH)).astype(dtype)
     weights = random.random(edges).astype(np.float32)
     pairs = np.stack([source, target])
     ingest(path, edges=pairs, features=features, weights=weights, range_rows=RANGE, **options)
