@@ -250,7 +250,7 @@ def _put_together(
     """Return a run and its proxy, not started."""
     proxy = Proxy(
         Ring.create(RING_SLOTS), np.zeros(RING_SLOTS, np.int64),
-        assemble.make_arena(prepared.plan), devices, events,
+        assemble.make_arena(prepared.plan, devices), devices, events,
     )  # fmt: skip
     run = Refresh(
         store, proxy.port(), prepared.request, prepared.plan, prepared.topology,

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +41,10 @@ def opened_devices(url: str) -> Iterator[list[Transport]]:
             device.close()
 
 
-def make_arena(plan: RunPlan) -> NDArray[np.uint8]:
-    """Allocate the arena of a plan: what its stages use in turn, then hidden rows."""
-    return allocate_arena(plan.arena_bytes + plan.kept_bytes)
+def make_arena(plan: RunPlan, devices: Sequence[Transport]) -> NDArray[np.uint8]:
+    """Allocate the arena of a plan for *devices*: what its stages use in turn, then hidden rows."""
+    shared = any(device.limits.shared_arena for device in devices)
+    return allocate_arena(plan.arena_bytes + plan.kept_bytes, shared=shared)
 
 
 def volume_traffic(proxy: Proxy) -> tuple[int, int]:

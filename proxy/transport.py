@@ -13,6 +13,10 @@ Rules:
    with Status.CANCELLED where it did not run.  After close, submit raises UsageError.
    Buffers are never touched after close returns.
 7. One thread at a time calls submit, poll and wait.
+8. A transport whose name and LBA do not say where a block lies has `locate(lba) -> str`: target,
+   namespace and LBA there.  One that cuts requests into parts may have `failed_lba(lba, nblocks)`:
+   the first block of a part in that range that failed lately, else *lba*.  Any thread may call
+   them, also after close; hyades.proxy.locate does, for messages.
 """
 
 from dataclasses import dataclass
@@ -31,6 +35,7 @@ class Limits:
     max_transfer: int  # bytes in one request (MDTS)
     max_inflight: int
     alignment: int  # bytes, of offset, nbytes and the arena
+    shared_arena: bool = False  # register takes only arenas of allocate_arena(..., shared=True)
 
 
 class Transport(Protocol):

@@ -27,7 +27,7 @@ class TransportBlocks:
         limits = transport.limits
         self._piece = min(limits.max_transfer, buffer) // BLOCK * BLOCK
         self._pieces = max(1, min(limits.max_inflight, buffer // self._piece))
-        self._arena = allocate_arena(self._piece * self._pieces)
+        self._arena = allocate_arena(self._piece * self._pieces, shared=limits.shared_arena)
         self._closed = False
         self._lost = ""
         transport.register(self._arena)

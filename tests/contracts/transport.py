@@ -31,6 +31,11 @@ def request(op, lba=0, nblocks=1, offset=0, cookie=0, nbytes=None):
     return record
 
 
+def arena_for(transport, nbytes):
+    """Return an arena that *transport* may register."""
+    return allocate_arena(nbytes, shared=transport.limits.shared_arena)
+
+
 def finish(transport, requests, chunk=64):
     """Submit all *requests* and return {cookie: (status, nbytes)}; each must complete once."""
     results, due = {}, set()
@@ -86,7 +91,7 @@ class TransportContract:
 
     @pytest.fixture
     def arena(self, device):
-        arena = allocate_arena(ARENA)
+        arena = arena_for(device, ARENA)
         device.register(arena)
         return arena
 
@@ -146,7 +151,7 @@ class TransportContract:
     def test_against_a_model(self, tmp_path_factory, data):
         transport = self.make(tmp_path_factory.mktemp("model"), BLOCKS)
         try:
-            arena = allocate_arena(BLOCKS * BLOCK)
+            arena = arena_for(transport, BLOCKS * BLOCK)
             transport.register(arena)
             model = np.zeros((BLOCKS, BLOCK), np.uint8)
             rows = arena.reshape(BLOCKS, BLOCK)
@@ -291,7 +296,7 @@ class TransportContract:
         device = self.make(tmp_path, BLOCKS)
         limit = device.limits.max_transfer
         device.grow(limit // BLOCK + 8)
-        device.register(allocate_arena(limit + BLOCK))
+        device.register(arena_for(device, limit + BLOCK))
         assert finish(device, request(Op.READ, nbytes=limit, cookie=1))[1] == (0, limit)
         assert finish(device, request(Op.READ, nbytes=limit + BLOCK, cookie=2))[2][0] == -7
         device.close()
@@ -299,7 +304,7 @@ class TransportContract:
     def test_register_rules(self, device):
         with pytest.raises(UsageError, match="arena"):
             device.submit(request(Op.READ))
-        arena = allocate_arena(ARENA)
+        arena = arena_for(device, ARENA)
         for wrong in (arena[1:], arena.view(np.int32), arena[::2], arena.reshape(2, -1)):
             with pytest.raises(UsageError, match="arena"):
                 device.register(wrong)
