@@ -13,6 +13,7 @@ FORMAT_VERSION = 1
 SUPERBLOCK_MAGIC = b"HYADESV1"
 TILE_MAGIC = 0x50595448  # "HTYP" little-endian
 JOURNAL_MAGIC = b"HYJOURN1"
+STRIPE_MAGIC = b"HYSTRIP1"
 
 # One of two copies, in blocks 0 and 1; `crc` covers all bytes of the block before it and after it
 # (the crc field itself counts as zero).
@@ -24,6 +25,17 @@ SUPERBLOCK = np.dtype(
         ],
         "formats": ["S8", "<u4", "<u4", "<u8", "V16", "<u8", "<u8", "<u4", "<u8", "<u4"],
         "offsets": [0, 8, 12, 16, 24, 40, 48, 56, 64, 72],
+        "itemsize": BLOCK,
+    }
+)  # fmt: skip
+
+# Block 0 of each member of a stripe; blocks 1 to unit - 1 of a member are reserved.  `crc` covers
+# the whole block, itself counted as zero.
+STRIPE_LABEL = np.dtype(
+    {
+        "names": ["magic", "version", "block", "uuid", "index", "count", "unit", "crc"],
+        "formats": ["S8", "<u4", "<u4", "V16", "<u4", "<u4", "<u8", "<u4"],
+        "offsets": [0, 8, 12, 16, 32, 36, 40, 48],
         "itemsize": BLOCK,
     }
 )  # fmt: skip
@@ -117,6 +129,7 @@ COMPLETION = np.dtype(
 )
 
 assert SUPERBLOCK.itemsize == BLOCK
+assert STRIPE_LABEL.itemsize == BLOCK
 assert PAGE_ENTRY.itemsize == 8
 assert TILE_HEADER.itemsize == 64
 assert TILE_ENTRY.itemsize == 24

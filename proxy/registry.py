@@ -16,8 +16,10 @@ MODULES = {
     "file": "hyades.proxy.transports.file",
     "mem": "hyades.proxy.transports.mem",
     "null": "hyades.proxy.transports.null",
+    "stripe": "hyades.proxy.transports.stripe",
 }
-FAULTY = "faulty+"  # prefix of any scheme above
+OPAQUE = ("stripe",)  # written scheme:, not scheme://
+FAULTY = "faulty+"  # prefix of any other scheme above
 _FAULTY_MODULE = "hyades.proxy.transports.faulty"
 
 
@@ -32,7 +34,7 @@ class Probe:
 
 def schemes() -> list[str]:
     """Return every scheme that a URL may have."""
-    return [*MODULES, *(FAULTY + name for name in MODULES)]
+    return [*MODULES, *(FAULTY + name for name in MODULES if name not in OPAQUE)]
 
 
 def open_transport(url: str | Url, *, create: bool = False, writable: bool = True) -> Transport:
@@ -65,6 +67,6 @@ def _module(url: Url) -> Any:
     if url.scheme.startswith(FAULTY) and url.scheme.removeprefix(FAULTY) in MODULES:
         return import_module(_FAULTY_MODULE)
     if url.scheme not in MODULES:
-        known = ", ".join(f"{name}://" for name in MODULES)
+        known = ", ".join(f"{name}:{'' if name in OPAQUE else '//'}" for name in MODULES)
         raise UsageError(f"{url}: no transport {url.scheme}://; there are {known} and plain paths")
     return import_module(MODULES[url.scheme])

@@ -7,19 +7,25 @@ from hyades.common.errors import UsageError
 from hyades.common.units import parse_size
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_OPAQUE = re.compile(r"(stripe):")  # what follows is a list of URLs, each with its own options
 _TRUE, _FALSE = ("1", "yes", "true", "on"), ("0", "no", "false", "off")
 
 
 class Url:
     """``scheme://path?key=value&...``; every option is read once, what is left over is an error.
 
-    A text without ``scheme://`` is the path of a file, taken literally (``?`` included).
+    A text without ``scheme://`` is the path of a file, taken literally (``?`` included), but for
+    ``stripe:``, whose path is everything behind it.
     """
 
     def __init__(self, text: str) -> None:
         self.original = text
         match = _SCHEME.match(text)
         self._options: list[tuple[str, str]] = []
+        opaque = _OPAQUE.match(text)
+        if opaque is not None:
+            self.scheme, self.path = opaque[1], text[opaque.end() :]
+            return
         if match is None:
             self.scheme, self.path = "file", text
             return

@@ -17,7 +17,7 @@ def test_unknown_scheme_lists_those_that_exist():
         open_transport("nvme+tcp://host:4420/nqn.x?ns=1")
     assert str(caught.value) == (
         "nvme+tcp://host:4420/nqn.x?ns=1: no transport nvme+tcp://;"
-        " there are file://, mem://, null:// and plain paths"
+        " there are file://, mem://, null://, stripe: and plain paths"
     )
     with pytest.raises(UsageError, match=r"no transport faulty\+gds"):
         open_transport("faulty+gds://x")

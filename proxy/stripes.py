@@ -1,0 +1,130 @@
+"""The members of a ``stripe:`` URL: reading their labels, and labelling blank ones."""
+
+import re
+from dataclasses import dataclass
+from uuid import uuid4
+
+from hyades.common.blocks import BlockDevice
+from hyades.common.errors import UsageError
+from hyades.common.layout import BLOCK
+from hyades.common.stripe import (
+    DEFAULT_UNIT,
+    MAX_MEMBERS,
+    MAX_UNIT,
+    StripeLabel,
+    order_members,
+    unpack,
+)
+from hyades.common.units import KIB, format_size, parse_size
+from hyades.proxy.transport_blocks import TransportBlocks
+from hyades.proxy.urls import Url
+
+BLANK_BLOCKS = 32  # where file systems and the like keep their signatures
+_NEXT_MEMBER = re.compile(r",(?=[A-Za-z][A-Za-z0-9+.-]*:|[/.])")  # options hold commas, too
+_UNIT = re.compile(r"unit=([^,]*),(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class StripeSet:
+    """The members of a set in order, and its unit in bytes."""
+
+    members: tuple[str, ...]
+    unit: int
+
+
+def split_members(url: Url) -> tuple[tuple[str, ...], int | None]:
+    """Return the members that ``stripe:[unit=SIZE,]URL,...`` names, and the unit if it is given."""
+    text, unit = url.path, None
+    stated = _UNIT.match(text)
+    if stated is not None:
+        unit, text = parse_size(stated[1]), stated[2]
+        if unit % BLOCK or not BLOCK <= unit <= MAX_UNIT:
+            raise UsageError(
+                f"{url}: unit={stated[1]} is no multiple of {BLOCK} bytes up to"
+                f" {format_size(MAX_UNIT)}"
+            )
+    members = tuple(_NEXT_MEMBER.split(text))
+    if "" in members or len(members) > MAX_MEMBERS:
+        raise UsageError(f"{url}: name 1 to {MAX_MEMBERS} members, stripe:URL,URL")
+    if len(members) == 1 and "," in text:
+        raise UsageError(
+            f"{url}: names one member, {text!r}: write relative paths as ./name, so that the comma"
+            " before them ends a member"
+        )
+    for member in members:
+        if Url(member).scheme == "stripe":
+            raise UsageError(f"{url}: a stripe cannot be the member of a stripe")
+    return members, unit
+
+
+def find_set(url: Url, *, create: bool) -> StripeSet:
+    """Return the set whose members *url* names, labelled first with *create* if all are blank.
+
+    DataError for members that make no whole set.
+    """
+    members, unit = split_members(url)
+    blank = [_is_blank(member) for member in members] if create else [False]
+    if all(blank):
+        write_labels(members, unit or DEFAULT_UNIT)
+    labels = [_read_label(member) for member in members]
+    order = order_members(members, labels)
+    first = labels[0]
+    assert isinstance(first, StripeLabel)
+    if unit is not None and unit != first.unit:
+        raise UsageError(
+            f"{url}: this stripe has units of {format_size(first.unit)}: leave unit= out"
+        )
+    return StripeSet(tuple(members[place] for place in order), first.unit)
+
+
+def write_labels(members: tuple[str, ...], unit: int) -> None:
+    """Make *members* a new set, whatever they hold."""
+    uuid = uuid4()
+    for index, member in enumerate(members):
+        with_label = StripeLabel(uuid, index, len(members), unit).pack()
+        blocks = _open(member, writable=True)
+        try:
+            blocks.grow(unit // BLOCK)
+            blocks.write(0, with_label)
+            blocks.flush()
+        finally:
+            blocks.close()
+
+
+def erase_members(url: Url) -> None:
+    """Make the members of *url* blank, so that a new set can be made of them."""
+    for member in split_members(url)[0]:
+        blocks = _open(member, writable=True)
+        try:
+            blocks.write(0, bytes(min(blocks.nblocks, BLANK_BLOCKS) * BLOCK))
+            blocks.flush()
+        finally:
+            blocks.close()
+
+
+def is_blank(blocks: BlockDevice) -> bool:
+    """Say whether the first blocks, where anything would have a signature, are zero."""
+    return not any(blocks.read(0, min(blocks.nblocks, BLANK_BLOCKS)))
+
+
+def _is_blank(member: str) -> bool:
+    blocks = _open(member, writable=True)
+    try:
+        return is_blank(blocks)
+    finally:
+        blocks.close()
+
+
+def _read_label(member: str) -> StripeLabel | str:
+    blocks = _open(member, writable=False)
+    try:
+        return unpack(blocks.read(0, min(blocks.nblocks, 1)))
+    finally:
+        blocks.close()
+
+
+def _open(member: str, *, writable: bool) -> TransportBlocks:
+    from hyades.proxy.registry import open_transport
+
+    transport = open_transport(member, create=writable, writable=writable)
+    return TransportBlocks(transport, member, buffer=128 * KIB)
