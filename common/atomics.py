@@ -108,6 +108,23 @@ st_release_sys = _store("release", "release.sys")
 
 
 @intrinsic
+def fence_sys(_context: Any) -> Any:
+    """Order every earlier store before every later load: what two sides that watch each other need.
+
+    Without it "I sleep; is there work?" and "there is work; does it sleep?" may both say no.
+    """
+
+    def generate(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+        if is_cuda(context):
+            _asm(builder, _VOID, "fence.sc.sys;", "~{memory}", [])
+        else:
+            builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
 def atomic_add(_context: Any, array: Any, index: Any, value: Any) -> Any:
     """Add *value* to ``array[index]`` and return what was there (acquire and release)."""
     word = array.dtype

@@ -64,3 +64,19 @@ def jit(function: F) -> F:
         return numba.njit(**options)(function)  # type: ignore[no-any-return]
     with _cached_in(folder):
         return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+
+
+def callback(signature: str) -> Callable[[F], Any]:
+    """Compile a function for C code to call, with neither the GIL nor Python objects.
+
+    *signature* is numba's; the result has its `address`.
+    """
+    folder = cache_directory()
+
+    def compiled(function: F) -> Any:
+        if folder is None:
+            return numba.cfunc(signature, nopython=True)(function)
+        with _cached_in(folder):
+            return numba.cfunc(signature, nopython=True, cache=True)(function)
+
+    return compiled
