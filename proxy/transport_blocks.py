@@ -1,35 +1,61 @@
-"""A BlockDevice (common/blocks.py) over any Transport: what a volume keeps its metadata on."""
+"""A BlockDevice (common/blocks.py) over any Transport: what a volume keeps its metadata on.
 
+Rules:
+1. Data is moved in pieces of at most 256 KiB, each through a slot of the arena of its own, so that
+   several are in flight at once; a piece that fails is tried again from its slot.
+2. `write` returns when its data is in slots, not when it is on the device.  Whatever touches the
+   blocks of a write in flight waits for it first: reads see it, later writes come later.
+3. A write that failed in the end is reported by every write until a flush has reported it (or a
+   flush or close at once), so nothing is ever committed on top of it.
+4. A read, and a flush, reports its own failure.  Calls from several threads take turns.
+"""
+
+import threading
 import time
+from collections import deque
 from typing import Any
 
 import numpy as np
 
 from hyades.common.blocks import as_bytes, check_span
-from hyades.common.errors import DataError, DeviceLost, UsageError
+from hyades.common.errors import DataError, DeviceLost, HyadesError, UsageError
 from hyades.common.layout import BLOCK, COMPLETION, REQUEST, Op, Status
-from hyades.common.units import MIB
+from hyades.common.units import KIB, MIB
 from hyades.proxy.arena import allocate_arena
+from hyades.proxy.locate import locate
 from hyades.proxy.transport import Transport
 
 _RETRIED = (Status.IO, Status.SHORT, Status.TIMEOUT)
 _ATTEMPTS = 3
 _PATIENCE = 60.0  # seconds without any completion before the device counts as lost
+_PIECE = 256 * KIB
 
 
 class TransportBlocks:
-    """Synchronous reads and writes of whole blocks through a transport that it owns."""
+    """Reads and writes of whole blocks through a transport that it owns; see the module."""
 
     def __init__(self, transport: Transport, name: str, *, buffer: int = 4 * MIB) -> None:
         """Take over *transport* (no arena registered yet); *name* is its URL, for messages."""
         self.name = name
         self._transport = transport
         limits = transport.limits
-        self._piece = min(limits.max_transfer, buffer) // BLOCK * BLOCK
-        self._pieces = max(1, min(limits.max_inflight, buffer // self._piece))
-        self._arena = allocate_arena(self._piece * self._pieces, shared=limits.shared_arena)
-        self._closed = False
+        self._piece = min(limits.max_transfer, buffer, _PIECE) // BLOCK * BLOCK
+        count = max(1, min(limits.max_inflight, buffer // self._piece))
+        self._arena = allocate_arena(self._piece * count, shared=limits.shared_arena)
+        self._slots = np.zeros(count, REQUEST)  # what each slot is busy with; its cookie is itself
+        self._slots["cookie"] = np.arange(count)
+        self._slots["offset"] = np.arange(count) * self._piece
+        self._tries = [0] * count
+        self._free = deque(range(count))
+        self._waiting: deque[int] = deque()  # slots that the transport has not taken yet
+        self._writes: set[int] = set()  # slots with a write in flight
+        self._ended: dict[int, Status] = {}  # slots whose read or flush has ended
+        self._left: set[int] = set()  # slots in flight that nobody waits for, after an interrupt
+        self._completions = np.zeros(count, COMPLETION)
+        self._failed: HyadesError | None = None  # a write
         self._lost = ""
+        self._closed = False
+        self._lock = threading.RLock()
         transport.register(self._arena)
 
     @property
@@ -46,97 +72,204 @@ class TransportBlocks:
             )
         data = bytearray(count * BLOCK)
         target = np.frombuffer(data, np.uint8)
-        for start, stop in self._rounds(len(data)):
-            self._run(Op.READ, lba, start, stop)
-            target[start:stop] = self._arena[: stop - start]
+        with self._lock:
+            self._refuse_closed()
+            self._settle(lba, count)
+            self._read_pieces(lba, target)
         return data
 
     def write(self, lba: int, data: Any) -> None:
-        """Write the buffer *data*, a whole number of blocks inside the device."""
+        """Take the buffer *data*, a whole number of blocks inside the device, for writing."""
         view = as_bytes(data)
         check_span(self, lba, len(view))
         source = np.frombuffer(view, np.uint8)
-        for start, stop in self._rounds(len(view)):
-            self._arena[: stop - start] = source[start:stop]
-            self._run(Op.WRITE, lba, start, stop)
+        with self._lock:
+            self._refuse_closed()
+            self._settle(lba, len(view) // BLOCK)
+            for start in range(0, len(source), self._piece):
+                part = source[start : start + self._piece]
+                slot = self._take_slot()
+                if self._failed is not None:
+                    self._free.append(slot)
+                    raise self._failed
+                at = slot * self._piece
+                self._arena[at : at + len(part)] = part
+                self._writes.add(slot)
+                self._begin(slot, Op.WRITE, lba + start // BLOCK, len(part))
 
     def flush(self) -> None:
         """Return when every write that returned before is durable."""
-        self._execute(Op.FLUSH, self._requests(Op.FLUSH, 0, 1))
+        with self._lock:
+            self._refuse_closed()
+            self._drain()
+            self._raise_failed()
+            slot = self._take_slot()
+            self._begin(slot, Op.FLUSH, 0, 0)
+            self._finish(slot)
 
     def grow(self, nblocks: int) -> None:
-        """Make the device at least *nblocks* long; UsageError when there is no space."""
-        self._transport.grow(nblocks)
+        """Make the device at least *nblocks* long; UsageError with the missing bytes."""
+        with self._lock:
+            missing = (nblocks - self.nblocks) * BLOCK
+            try:
+                self._transport.grow(nblocks)
+            except UsageError as error:
+                raise UsageError(f"{error} ({missing} bytes are missing)") from error
 
     def close(self) -> None:
-        """Close the transport."""
-        if not self._closed:
-            self._closed = True
-            self._transport.close()
+        """Finish what was written and close the transport; a write that failed is reported now."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                if not self._lost:
+                    self._drain()
+            finally:
+                self._closed = True
+                self._transport.close()
+            self._raise_failed()
 
     def stats(self) -> dict[str, Any]:
         """Return the transport's counters."""
         return self._transport.stats()
 
-    def _rounds(self, nbytes: int) -> list[tuple[int, int]]:
-        step = len(self._arena)
-        return [(start, min(start + step, nbytes)) for start in range(0, nbytes, step)]
+    def _read_pieces(self, lba: int, target: Any) -> None:
+        """Fill uint8 *target* from *lba* on, with as many pieces on the way as there are slots."""
+        running: deque[tuple[int, int]] = deque()
+        try:
+            self._stream(lba, target, running)
+        except BaseException:
+            for slot, _ in running:
+                self._leave(slot)
+            raise
 
-    def _requests(self, op: Op, lba: int, nbytes: int) -> Any:
-        count = -(-nbytes // self._piece)
-        records = np.zeros(count, REQUEST)
-        records["op"] = op
-        records["cookie"] = np.arange(count)
-        if op != Op.FLUSH:
-            starts = np.arange(count, dtype=np.uint64) * np.uint64(self._piece)
-            records["offset"] = starts
-            records["lba"] = np.uint64(lba) + starts // np.uint64(BLOCK)
-            records["nbytes"] = np.minimum(self._piece, nbytes - starts.astype(np.int64))
-        return records
+    def _stream(self, lba: int, target: Any, running: deque[tuple[int, int]]) -> None:
+        failed: HyadesError | None = None
+        at = 0
+        while running or (at < len(target) and failed is None):
+            if at < len(target) and failed is None and (self._free or not running):
+                nbytes = min(self._piece, len(target) - at)
+                slot = self._take_slot()
+                self._begin(slot, Op.READ, lba + at // BLOCK, nbytes)
+                running.append((slot, at))
+                at += nbytes
+                continue
+            slot, start = running.popleft()
+            nbytes = int(self._slots["nbytes"][slot])
+            place = slot * self._piece
+            try:
+                # the slot is free afterwards, and nothing is begun before its bytes are copied
+                self._finish(slot)
+                target[start : start + nbytes] = self._arena[place : place + nbytes]
+            except DeviceLost as error:
+                if self._lost:
+                    raise
+                failed = failed or error
+            except HyadesError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
-    def _run(self, op: Op, lba: int, start: int, stop: int) -> None:
-        self._execute(op, self._requests(op, lba + start // BLOCK, stop - start))
+    def _take_slot(self) -> int:
+        while not self._free:
+            self._pump()
+        return self._free.popleft()
 
-    def _execute(self, op: Op, records: Any) -> None:
-        left, status = records, np.full(len(records), Status.IO, np.int32)
-        for _ in range(_ATTEMPTS):
-            if not np.isin(status, _RETRIED).all():
-                break
-            left["cookie"] = np.arange(len(left))
-            status = self._once(left)
-            failed = status != Status.OK
-            left, status = left[failed], status[failed]
-            if not len(left):
-                return
-        first = int(np.argmin(status))
-        raise self._error(op, int(left["lba"][first]), Status(int(status[first])))
+    def _begin(self, slot: int, op: Op, lba: int, nbytes: int) -> None:
+        record = self._slots[slot : slot + 1]
+        record["op"], record["lba"], record["nbytes"] = op, lba, nbytes
+        self._tries[slot] = 1
+        self._waiting.append(slot)
+        self._submit()
 
-    def _once(self, records: Any) -> Any:
-        """Run *records*, whose cookies are 0, 1, ...; return their statuses."""
-        if self._lost:  # what is still in flight must not be taken for an answer to these
+    def _finish(self, slot: int) -> None:
+        """Wait for a read or flush, free its slot, and raise its error."""
+        try:
+            while slot not in self._ended:
+                self._pump()
+        except BaseException:
+            self._leave(slot)
+            raise
+        status = self._ended.pop(slot)
+        self._free.append(slot)
+        if status != Status.OK:
+            raise self._error(slot, status)
+
+    def _leave(self, slot: int) -> None:
+        """Free *slot* when its request has ended, whatever came of it."""
+        if self._ended.pop(slot, None) is not None:
+            self._free.append(slot)
+        elif slot not in self._free:
+            self._left.add(slot)
+
+    def _settle(self, lba: int, count: int) -> None:
+        """Wait for the writes in flight that touch *count* blocks from *lba* on."""
+        end = lba + count
+        while any(
+            int(self._slots["lba"][slot]) < end
+            and int(self._slots["lba"][slot]) + int(self._slots["nbytes"][slot]) // BLOCK > lba
+            for slot in self._writes
+        ):
+            self._pump()
+
+    def _drain(self) -> None:
+        while self._writes:
+            self._pump()
+
+    def _raise_failed(self) -> None:
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise UsageError(f"{self.name} is closed")
+        if self._lost:  # what is still in flight must not be taken for an answer to something new
             raise DeviceLost(self._lost)
-        transport, total = self._transport, len(records)
-        status = np.zeros(total, np.int32)
-        completions = np.zeros(total, COMPLETION)
-        sent = ended = 0
+
+    def _submit(self) -> None:
+        if self._waiting:
+            for _ in range(self._transport.submit(self._slots[list(self._waiting)])):
+                self._waiting.popleft()
+
+    def _pump(self) -> None:
+        """Take at least one completion; DeviceLost where none comes."""
         deadline = time.monotonic() + _PATIENCE
-        while ended < total:
-            sent += transport.submit(records[sent:]) if sent < total else 0
-            count = transport.poll(completions)
-            done = completions[:count]
-            status[done["cookie"].astype(np.int64)] = done["status"]
-            ended += count
+        while True:
+            self._submit()
+            count = self._transport.poll(self._completions)
+            for done in self._completions[:count]:
+                self._end(int(done["cookie"]), Status(int(done["status"])))
             if count:
-                deadline = time.monotonic() + _PATIENCE
-            elif time.monotonic() > deadline:
+                return
+            if time.monotonic() > deadline:
                 self._lost = f"{self.name}: no answer for {_PATIENCE:.0f} s"
                 raise DeviceLost(self._lost)
-            else:
-                transport.wait(0.1)
-        return status
+            self._transport.wait(0.1)
 
-    def _error(self, op: Op, lba: int, status: Status) -> Exception:
-        what = f"{self.name}: {op.name.lower()} at LBA {lba} failed: Status.{status.name}"
+    def _end(self, slot: int, status: Status) -> None:
+        if status in _RETRIED and self._tries[slot] < _ATTEMPTS:
+            self._tries[slot] += 1
+            self._waiting.append(slot)
+        elif slot in self._writes:
+            self._writes.remove(slot)
+            self._free.append(slot)
+            if status != Status.OK and self._failed is None:
+                self._failed = self._error(slot, status)
+        elif slot in self._left:
+            self._left.remove(slot)
+            self._free.append(slot)
+        else:
+            self._ended[slot] = status
+
+    def _error(self, slot: int, status: Status) -> HyadesError:
+        op, lba = Op(int(self._slots["op"][slot])), int(self._slots["lba"][slot])
+        where = f"LBA {lba}"
+        if op != Op.FLUSH:
+            blocks = int(self._slots["nbytes"][slot]) // BLOCK
+            place = locate(self._transport, lba, blocks)
+            where += f" ({place})" if place else ""
+        what = f"{self.name}: {op.name.lower()} at {where} failed: Status.{status.name}"
         if status == Status.NO_SPACE:
             return UsageError(f"{what}: no space left on the device")
         if status == Status.INVALID:

@@ -56,7 +56,10 @@ class StripeTransport:
         if len(limits) > 1:
             longest = min(longest, _LONGEST_REQUEST * unit)
         depth = min(_MOST_REQUESTS, sum(limit.max_inflight for limit in limits))
-        self._limits = Limits(longest, depth, max(BLOCK, *(limit.alignment for limit in limits)))
+        self._limits = Limits(
+            longest, depth, max(BLOCK, *(limit.alignment for limit in limits)),
+            any(limit.shared_arena for limit in limits),
+        )  # fmt: skip
         self._writable = writable
         self._arena: NDArray[np.uint8] | None = None
         self._closed = False

@@ -1,12 +1,15 @@
 """TransportBlocks: a synchronous block device over a transport, its retries and its errors."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyades.common.errors import DataError, DeviceLost, UsageError
-from hyades.common.layout import BLOCK
+from hyades.common.layout import BLOCK, Op
+from hyades.common.volume import Volume
 from hyades.proxy import transport_blocks
 from hyades.proxy.registry import open_transport
 from hyades.proxy.transport_blocks import TransportBlocks
@@ -102,4 +105,128 @@ def test_a_silent_device_is_given_up(monkeypatch):
     for _ in range(2):
         with pytest.raises(DeviceLost, match="no answer"):
             blocks.read(0, 1)
+    blocks.close()
+
+
+class Slow:
+    """A memory device whose requests run only when `release` is set; counts what it holds."""
+
+    def __init__(self):
+        self.inner = open_transport("mem://?size=4MiB", create=True)
+        self.held, self.deepest, self.release = [], 0, False
+        self.fail = set()  # blocks whose writes fail
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def submit(self, requests):
+        self.held += [r.copy() for r in requests]
+        self.deepest = max(self.deepest, len(self.held))
+        return len(requests)
+
+    def poll(self, out):
+        if not self.release:
+            return 0
+        for record in self.held:
+            if int(record["lba"]) in self.fail and record["op"] == Op.WRITE:
+                record["nbytes"] = 1  # completes as invalid
+            assert self.inner.submit(np.array([record])) == 1
+        self.held.clear()
+        return self.inner.poll(out)
+
+    def wait(self, timeout):
+        self.release = True
+
+
+def test_writes_return_before_they_are_done():
+    device = Slow()
+    blocks = TransportBlocks(device, "slow")
+    pages = [bytes([i + 1]) * (64 * BLOCK) for i in range(8)]
+    for i, page in enumerate(pages):
+        blocks.write(i * 64, page)
+    assert len(device.held) == 8
+    blocks.write(3 * 64 + 5, bytes([99]) * BLOCK)  # touches one in flight: comes after it
+    assert device.release
+    assert blocks.read(3 * 64 + 4, 3) == bytes([4]) * BLOCK + bytes([99]) * BLOCK + pages[3][:BLOCK]
+    device.release = False
+    blocks.write(0, bytes([7]) * BLOCK)
+    assert len(device.held) == 1
+    assert blocks.read(8, 1) == pages[0][:BLOCK]
+    assert blocks.read(0, 1) == bytes([7]) * BLOCK
+    blocks.close()
+
+
+def test_long_writes_and_reads_keep_several_in_flight():
+    device = Slow()
+    blocks = TransportBlocks(device, "slow")
+    data = np.random.default_rng(1).integers(0, 256, 512 * BLOCK, np.uint8).tobytes()
+    blocks.write(100, data)
+    assert device.deepest == 8
+    blocks.flush()
+    device.deepest, device.release = 0, False
+    assert blocks.read(100, 512) == data
+    assert device.deepest == 8
+    blocks.close()
+
+
+def test_a_write_that_fails_later_is_reported_until_a_flush():
+    device = Slow()
+    device.fail = {5}
+    blocks = TransportBlocks(device, "slow")
+    blocks.write(5, bytes(BLOCK))
+    device.release = True
+    assert blocks.read(5, 1) == bytes(BLOCK)
+    for lba in (20, 21):
+        with pytest.raises(UsageError, match="write at LBA 5 failed"):
+            blocks.write(lba, bytes(BLOCK))
+    with pytest.raises(UsageError, match="write at LBA 5 failed"):
+        blocks.flush()
+    blocks.write(22, bytes(BLOCK))
+    blocks.flush()
+    blocks.write(5, bytes(BLOCK))
+    with pytest.raises(UsageError, match="write at LBA 5 failed"):
+        blocks.close()
+    blocks.close()
+
+
+def test_nothing_is_committed_on_top_of_a_failed_write():
+    device = Slow()
+    device.release = True
+    volume = Volume.create(TransportBlocks(device, "slow"), 1 << 16)
+    info = volume.allocate_pages("x", 3, 1 << 16)
+    device.fail = {info.lba(1)}
+    with pytest.raises(UsageError, match=f"LBA {info.lba(1)}"):  # noqa: PT012
+        for page in range(3):
+            with contextlib.suppress(UsageError):
+                volume.write_page(info, page, bytes(1 << 16), 1)
+        volume.commit()
+    volume.rollback()
+    assert volume.generation == 1
+    volume.close()
+
+
+def test_an_interrupted_read_leaves_no_slot_behind():
+    device = Slow()
+    blocks = TransportBlocks(device, "slow", buffer=2 * BLOCK)
+    device.wait = interrupt
+    for _ in range(4):
+        device.release = False
+        with pytest.raises(KeyboardInterrupt):
+            blocks.read(0, 9)
+        device.release = True
+        assert blocks.read(7, 3) == bytes(3 * BLOCK)
+    blocks.close()
+
+
+def interrupt(timeout):
+    raise KeyboardInterrupt
+
+
+def test_messages_say_where_a_block_lies():
+    device = open_transport("faulty+mem://?size=128KiB&fault=lost,lba=9-10", create=True)
+    device.failed_lba = lambda lba, nblocks: 9
+    device.locate = lambda lba: f"target t ns 1 LBA {lba}"
+    blocks = TransportBlocks(device, "url")
+    with pytest.raises(DeviceLost, match=r"url: read at LBA 8 \(target t ns 1 LBA 9\) failed"):
+        blocks.read(8, 4)
     blocks.close()
