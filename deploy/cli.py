@@ -109,3 +109,7 @@ def main() -> None:
     """Run the command line; SIGTERM ends a command as Ctrl-C does."""
     signal.signal(signal.SIGTERM, terminate)
     cli(prog_name="hyades")
+
+
+if __name__ == "__main__":
+    main()
