@@ -70,4 +70,4 @@ bench: $(VENV)/.stamp-bench
 	$(BIN)/hyades bench $(or $(BENCH_ARGS),all)
 
 clean:
-	rm -rf $(VENV) $(PEERS) .numba_cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) .vm .numba_cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,18 +1,23 @@
 #!/usr/bin/env bash
 # install-debian.sh [GROUP...]: install the Debian packages that a group of tasks needs, and only
 # those that are missing.  Groups:
-#   test   what `make test` and `make check` use (default)
+#   test   what `make test` and `make check` use (default); includes vm
+#   vm     what tests/vm boots and runs: QEMU, NVMe tools, and a kernel unpacked into .vm
 #   bench  what `make bench` uses besides
 # Run as root; a second run does nothing.
 set -euo pipefail
 
 declare -A packages=(
   [test]="make gcc libc6-dev"
+  [vm]="qemu-system-x86 busybox-static kmod nvme-cli fio"
   [bench]="fio g++ python3-dev"
 )
 
+groups=("${@:-test}")
+[[ " ${groups[*]} " == *" test "* && " ${groups[*]} " != *" vm "* ]] && groups+=(vm)
+
 wanted=()
-for group in "${@:-test}"; do
+for group in "${groups[@]}"; do
   if [[ -z ${packages[$group]+set} ]]; then
     echo "install-debian.sh: no group '$group'; there are: ${!packages[*]}" >&2
     exit 2
@@ -31,15 +36,23 @@ for name in "${wanted[@]}"; do
     missing+=("$name")
   fi
 done
+fetch_kernel() { "$(dirname "${BASH_SOURCE[0]}")/fetch-vm-kernel.sh"; }
+
 if ((${#missing[@]} == 0)); then
   echo "Debian packages: nothing to install (${wanted[*]})"
-  exit 0
+else
+  if ((EUID != 0)); then
+    echo "install-debian.sh: run as root to install: ${missing[*]}" >&2
+    exit 1
+  fi
+  echo "Debian packages: installing ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
-if ((EUID != 0)); then
-  echo "install-debian.sh: run as root to install: ${missing[*]}" >&2
-  exit 1
+if [[ " ${groups[*]} " == *" vm "* ]] && ! fetch_kernel; then
+  # The archive keeps only its newest kernel, so an old list names one that is gone.
+  ((EUID == 0)) || exit 1
+  apt-get update -qq
+  fetch_kernel
 fi
-echo "Debian packages: installing ${missing[*]}"
-export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq
-apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
