@@ -4,7 +4,9 @@ Rules:
 1. The scheduler writes requests and reads ready words; the proxy reads requests and writes ready
    words: the request's generation once its data is in place (release), or a negative Status.
 2. `crcs[slot]` is written before the ready word of a request with MAKE_CRC.
-3. A proxy that dies sets the ring's FAILED word; `failures` then says why.
+3. `Port.failures` is about requests of every device; a failure's `place` is text of the transport,
+   since this side knows no transports.
+4. A proxy that dies sets the ring's FAILED word; `failures` then says why.
 """
 
 from collections.abc import Callable
@@ -29,6 +31,7 @@ class Failure:
     status: Status
     device: int
     write: bool
+    place: str = ""  # where the block lies, where device and LBA do not say it: target, namespace
 
 
 class FailureSource(Protocol):

@@ -253,7 +253,7 @@ def _put_together(
         assemble.make_arena(prepared.plan, devices), devices, events,
     )  # fmt: skip
     run = Refresh(
-        store, proxy.port(), prepared.request, prepared.plan, prepared.topology,
+        store, store, proxy.port(), prepared.request, prepared.plan, prepared.topology,
         load_vertices(store), options, events, lambda: assemble.volume_traffic(proxy),
     )  # fmt: skip
     return run, proxy

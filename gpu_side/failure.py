@@ -6,17 +6,18 @@ from hyades.common.layout import Status
 from hyades.common.port import Failure, Port
 from hyades.common.volume import Volume
 
-VOLUME_DEVICE = 0
 
+def explain_failure(port: Port, source: Volume, outputs: Volume) -> HyadesError:
+    """Return the exception for the first failure of *port*.
 
-def explain_failure(port: Port, volume: Volume) -> HyadesError:
-    """Return the exception for the first failure of *port*, whose device 0 holds *volume*."""
+    Its device 0 holds the volume *source*, any other one the volume *outputs*.
+    """
     death, failures = port.death(), port.failures()
     if isinstance(death, HyadesError):
         return death
     if death is not None:
         lost = DeviceLost(
-            f"{volume.name}: the proxy ended early: {type(death).__name__}: {death};"
+            f"{outputs.name}: the proxy ended early: {type(death).__name__}: {death};"
             " --resume continues the run"
         )
         lost.__cause__ = death
@@ -24,10 +25,12 @@ def explain_failure(port: Port, volume: Volume) -> HyadesError:
     # What was cancelled failed only because something else did.
     failures = [f for f in failures if f.status != Status.CANCELLED] or failures
     if not failures:
-        return DeviceLost(f"{volume.name}: the run was stopped while pages were on the way")
+        return DeviceLost(f"{outputs.name}: the run was stopped while pages were on the way")
     first = failures[0]
+    volume = source if first.device == 0 else outputs
     name, page = locate(volume.catalog, first)
-    where = f"{volume.name}: object {name!r} page {page} (LBA {first.lba})"
+    place = f": {first.place}" if first.place else ""
+    where = f"{volume.name}: object {name!r} page {page} (LBA {first.lba}{place})"
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     return _error(first, where, more)
 

@@ -55,12 +55,14 @@ class Refresh:
     """One run over a volume; see the module."""
 
     def __init__(
-        self, volume: Volume, port: Port, request: PlanRequest, plan: RunPlan, topology: Topology,
-        vertices: VertexTables, options: RunOptions, sink: Sink,
+        self, source: Volume, outputs: Volume, port: Port, request: PlanRequest, plan: RunPlan,
+        topology: Topology, vertices: VertexTables, options: RunOptions, sink: Sink,
         traffic: Callable[[], tuple[int, int]],
     ) -> None:  # fmt: skip
-        assert volume.catalog.graph is not None
-        self.volume = volume
+        """Read *source*, the port's device 0; write *outputs*: the same volume, or device 1."""
+        assert source.catalog.graph is not None
+        self.source = source
+        self.outputs = outputs
         self.port = port
         self.request = request
         self.plan = plan
@@ -68,13 +70,13 @@ class Refresh:
         self.vertices = vertices
         self.options = options
         self.sink = sink
-        self.graph = volume.catalog.graph
+        self.graph = source.catalog.graph
         self.device = CpuDevice(
             request.workers, sink,
             scratch_bytes(request.stages, self.graph.range_rows, request.features.itemsize),
         )  # fmt: skip
         self.objects = RunObjects(
-            volume, plan, options.name, request.fanouts, options.checkpoint_seconds, sink
+            source, outputs, plan, options.name, request.fanouts, options.checkpoint_seconds, sink
         )
         self.counters = self.objects.counters
         self.moments: dict[int, Moments] = {}
@@ -98,7 +100,7 @@ class Refresh:
                     if stage.stage.moments and self.objects.is_read(stage):
                         self._find_moments(stage)
                 except ReadFailed:
-                    error = explain_failure(self.port, self.volume)
+                    error = explain_failure(self.port, self.source, self.outputs)
                     raise error from error.__cause__
                 self.counters.stage_seconds.append(time.perf_counter() - begin)
                 after = self._traffic()

@@ -1,5 +1,7 @@
-"""The objects of a run in its volume: what is there, what is done, and commits.
+"""The objects of a run in its volumes: what is there, what is done, and commits.
 
+Features and topology are read from the source volume, device 0, and nothing is written to it.
+Hidden rows, log and output lie in the output volume: the source itself, or device 1.
 Rules:
 1. `reserve_run` makes room for everything and commits the run as "running" with its fingerprint.
 2. A lane is done when all its pages are written; its page-table entries are set only then. A commit
@@ -20,11 +22,12 @@ from hyades.common.catalog import RunInfo
 from hyades.common.trace import Sink, Span
 from hyades.common.volume import Volume
 from hyades.gpu_side.buffers import LOG_PAGE
-from hyades.gpu_side.failure import VOLUME_DEVICE
 from hyades.gpu_side.plan import RunPlan, StagePlan
 from hyades.gpu_side.program import FEATURES
 from hyades.gpu_side.stores import PageStoreInfo, keep_ranges, memory_store, volume_store
 from hyades.gpu_side.tables import TileStores
+
+SOURCE_DEVICE = 0
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ def running_name(run: str, stage: int, last: int) -> str:
 
 
 def reserve_run(volume: Volume, plan: RunPlan, name: str, fingerprint: str) -> None:
-    """Make room for every object of a run and commit it as running; UsageError on a full disk.
+    """Make room in the output volume for a run and commit it as running; UsageError when full.
 
     A resumed run has its objects, but for hidden rows that had a place in more memory before.
     """
@@ -80,20 +83,22 @@ def drop_run(volume: Volume, name: str) -> None:
 
 
 class RunObjects:
-    """The objects of one run; see the module."""
+    """The objects of one run; see the module.  *outputs* may be *source* itself."""
 
     def __init__(
-        self, volume: Volume, plan: RunPlan, name: str, fanouts: tuple[int, ...],
+        self, source: Volume, outputs: Volume, plan: RunPlan, name: str, fanouts: tuple[int, ...],
         checkpoint_seconds: float, sink: Sink,
     ) -> None:  # fmt: skip
-        assert volume.catalog.graph is not None
-        self.volume = volume
+        assert source.catalog.graph is not None
+        self.source = source
+        self.outputs = outputs
+        self.output_device = SOURCE_DEVICE if outputs is source else SOURCE_DEVICE + 1
         self.plan = plan
         self.name = name
         self.fanouts = fanouts
         self.checkpoint_seconds = checkpoint_seconds
         self.sink = sink
-        self.graph = volume.catalog.graph
+        self.graph = source.catalog.graph
         self.chunks = self.graph.chunks
         self.last = len(plan.stages) - 1
         self.counters = RunCounters()
@@ -102,9 +107,9 @@ class RunObjects:
         self._open_stores()
 
     def _open_stores(self) -> None:
-        features = self.volume.object(self.graph.features)
-        table = self.volume.page_table(self.graph.features)
-        self.stores[FEATURES] = volume_store(features, 0, VOLUME_DEVICE, table)
+        features = self.source.object(self.graph.features)
+        table = self.source.page_table(self.graph.features)
+        self.stores[FEATURES] = volume_store(features, 0, SOURCE_DEVICE, table)
         for stage in self.plan.stages:
             self.stores[stage.stage.index] = self._output_store(stage)
 
@@ -115,15 +120,15 @@ class RunObjects:
             return memory_store(
                 f"hidden rows of stage {index}", stage.stage.width, stage.output, at
             )
-        info = self.volume.object(running_name(self.name, index, self.last))
-        return keep_ranges(volume_store(info, 0, VOLUME_DEVICE, None), stage.kept, at)
+        info = self.outputs.object(running_name(self.name, index, self.last))
+        return keep_ranges(volume_store(info, 0, self.output_device, None), stage.kept, at)
 
     def tile_stores(self, stage: StagePlan) -> TileStores:
         """Return the tile pages that a conv stage reads, and what it reads beside them."""
 
         def store(name: str, number: int) -> PageStoreInfo:
-            info = self.volume.object(name)
-            return volume_store(info, number, VOLUME_DEVICE, self.volume.page_table(name))
+            info = self.source.object(name)
+            return volume_store(info, number, SOURCE_DEVICE, self.source.page_table(name))
 
         conv = stage.stage.conv
         assert conv is not None
@@ -140,14 +145,15 @@ class RunObjects:
         store = self.stores[index]
         if index == FEATURES or self.plan.stages[index].keeps_output:
             return store
-        table = self.volume.page_table(store.name)
+        table = self.outputs.page_table(store.name)
         return replace(store, crcs=table["crc"].astype(np.int64))
 
     def log(self, stage: StagePlan) -> PageStoreInfo | None:
         """Return the log of a stage whose plan has one."""
         if stage.chosen.windows is None or not stage.chosen.log_pages:
             return None
-        return volume_store(self.volume.object(f"running/{self.name}/log"), 5, VOLUME_DEVICE, None)
+        info = self.outputs.object(f"running/{self.name}/log")
+        return volume_store(info, 5, self.output_device, None)
 
     def todo(self, stage: StagePlan) -> NDArray[np.bool_]:
         """Return which lanes of a stage are not done."""
@@ -155,7 +161,7 @@ class RunObjects:
         lanes = self.chunks
         if stage.keeps_output:
             return np.full(lanes, self.is_read(stage))
-        rows = self.volume.page_table(store.name)["rows"] > 0
+        rows = self.outputs.page_table(store.name)["rows"] > 0
         per_lane = store.shape.pages_per_range
         padded = np.ones(lanes * per_lane, bool)
         padded[: len(rows)] = rows
@@ -176,7 +182,7 @@ class RunObjects:
         if stage.keeps_output:
             return
         store = self.stores[stage.stage.index]
-        table = self.volume.page_table(store.name)
+        table = self.outputs.page_table(store.name)
         per_lane = store.shape.pages_per_range
         flags = np.repeat(durable, per_lane)[: store.shape.pages]
         flags[: store.shape.first_page(stage.kept)] = False
@@ -206,9 +212,9 @@ class RunObjects:
             self.commit()
 
     def commit(self) -> None:
-        """Commit the volume."""
+        """Commit the output volume."""
         begin = time.perf_counter()
-        self.volume.commit()
+        self.outputs.commit()
         end = time.perf_counter()
         self.sink.emit(Span("commit", -1, -1, begin, end))
         self.counters.commits += 1
@@ -217,7 +223,7 @@ class RunObjects:
 
     def complete(self) -> None:
         """Put the output in its place and drop everything else of the run, in one commit."""
-        volume, name = self.volume, self.name
+        volume, name = self.outputs, self.name
         final = f"output/{name}"
         if final in volume.catalog.objects:
             volume.remove(final)

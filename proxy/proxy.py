@@ -24,13 +24,14 @@ from hyades.common.checksum import crc32c
 from hyades.common.errors import PeerError, UsageError
 from hyades.common.interrupts import undisturbed
 from hyades.common.jit import jit
-from hyades.common.layout import COMPLETION, REQUEST, Op, RequestFlag, Status
+from hyades.common.layout import BLOCK, COMPLETION, REQUEST, Op, RequestFlag, Status
 from hyades.common.port import Failure, Port
 from hyades.common.ring import FAILED, HEAD, Ring, pop_batch, store_word
 from hyades.common.trace import NullSink, Sink, Span
 from hyades.common.units import KIB
 from hyades.proxy import tables as t
 from hyades.proxy import transfers
+from hyades.proxy.locate import locate
 from hyades.proxy.records import completion_words, request_words
 from hyades.proxy.transport import Transport
 
@@ -306,7 +307,8 @@ class Proxy:
         if failed:
             self._failed += failed
             room = KEPT_FAILURES - len(self._failures)
-            self._failures += [_failure(row) for row in self._rows[: min(failed, room)].tolist()]
+            rows = self._rows[: min(failed, room)].tolist()
+            self._failures += [_failure(row, self.devices) for row in rows]
 
     def _rest(self) -> bool:
         """Wait for something to do; return False when there will be nothing any more."""
@@ -360,14 +362,18 @@ class Proxy:
                 store_word(self.ready, slot, int(status))
 
 
-def _failure(row: list[int]) -> Failure:
+def _failure(row: list[int], devices: Sequence[Transport]) -> Failure:
+    place, device = "", row[t.J_DEVICE]
+    if device < len(devices) and row[t.J_OP] != Op.FLUSH:
+        place = locate(devices[device], row[t.J_LBA], row[t.J_NBYTES] // BLOCK)
     return Failure(
         object=row[t.J_OBJECT],
         page=row[t.J_PAGE],
         lba=row[t.J_LBA],
         status=Status(row[t.J_STATUS]),
-        device=row[t.J_DEVICE],
+        device=device,
         write=row[t.J_OP] == Op.WRITE,
+        place=place,
     )
 
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from hyades.common.errors import UsageError
 from hyades.common.layout import BLOCK, COMPLETION, REQUEST, Op, Status
+from hyades.proxy.locate import failed_lba, locate
 from hyades.proxy.transport import Limits, Records, Transport
 from hyades.proxy.urls import Url
 
@@ -182,6 +183,14 @@ class FaultyTransport:
         """Return one line for people."""
         inner = self.inner.stats()["describe"]
         return f"with {len(self.plan.faults)} kinds of faults on purpose: {inner}"
+
+    def locate(self, lba: int) -> str:
+        """Return where the inner transport says that *lba* lies."""
+        return locate(self.inner, lba)
+
+    def failed_lba(self, lba: int, nblocks: int) -> int:
+        """Return which of *nblocks* blocks the inner transport says failed."""
+        return failed_lba(self.inner, lba, nblocks)
 
     def _submit_one(self, request: np.void) -> bool:
         record = np.array([request], REQUEST)
