@@ -1,10 +1,21 @@
-"""Opening the volume that a user names."""
+"""Opening the volume that a user names, and making one in place on a device."""
 
-from hyades.common.blocks import FileBlocks
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hyades.common.blocks import BlockDevice, FileBlocks
+from hyades.common.errors import HyadesError, UsageError
+from hyades.common.layout import BLOCK
+from hyades.common.units import format_size
 from hyades.common.volume import Volume
 from hyades.proxy.registry import open_transport
+from hyades.proxy.stripes import erase_members, is_blank, split_members
 from hyades.proxy.transport_blocks import TransportBlocks
 from hyades.proxy.urls import Url
+
+_HEAD_BLOCKS = 2  # the superblocks: a device without them holds no volume
 
 
 def open_volume(url: str, *, writable: bool = False) -> Volume:
@@ -21,5 +32,99 @@ def open_volume(url: str, *, writable: bool = False) -> Volume:
             blocks.close()
             raise
         return Volume.open(blocks, writable=writable)
-    transport = open_transport(parsed, writable=writable)
-    return Volume.open(TransportBlocks(transport, url), writable=writable)
+    return Volume.open(open_device(url, writable=writable), writable=writable)
+
+
+def open_device(
+    url: str, *, writable: bool, create: bool = False, erase: bool = False
+) -> BlockDevice:
+    """Return the blocks behind a URL, its local files locked.
+
+    With *create* files and members of a stripe that are absent or blank are made; with *erase*
+    a stripe is made anew whatever its members hold.
+    """
+    with contextlib.ExitStack() as stack:
+        for path in local_files(url):
+            new = create and not path.exists()
+            lock = FileBlocks(path, create=new, writable=writable)
+            stack.callback(lock.close)
+        if erase and Url(url).scheme == "stripe":
+            erase_members(Url(url))
+        transport = open_transport(url, create=create, writable=writable)
+        return TransportBlocks(transport, url, closing=stack.pop_all().close)
+
+
+def parts_of(url: str) -> tuple[str, ...]:
+    """Return the members of a stripe, or *url* itself."""
+    parsed = Url(url)
+    return split_members(parsed)[0] if parsed.scheme == "stripe" else (url,)
+
+
+def local_files(url: str) -> list[Path]:
+    """Return the local files among the devices that *url* names."""
+    parsed = [Url(part) for part in parts_of(url)]
+    return [Path(part.path) for part in parsed if part.scheme == "file"]
+
+
+def check_blank(url: str, *, force: bool) -> None:
+    """Raise UsageError where a device of *url* holds something and *force* is not given.
+
+    Each device is opened, so that one that cannot be reached is known before any work is done.
+    """
+    for part in parts_of(url):
+        parsed = Url(part)
+        if parsed.scheme == "file" and not Path(parsed.path).exists():
+            if not Path(parsed.path).parent.is_dir():
+                raise UsageError(f"{part}: there is no folder {Path(parsed.path).parent}")
+            continue
+        blocks = TransportBlocks(open_transport(part, create=True), part)
+        try:
+            if not force and not is_blank(blocks):
+                raise UsageError(
+                    f"{part} already holds data: pass --force to replace it, or name another"
+                )
+        finally:
+            blocks.close()
+
+
+@contextmanager
+def new_in_place(url: str, page_size: int, *, force: bool, least: int = 0) -> Iterator[Volume]:
+    """Give a new volume on the device *url* (no plain file); it is blank again if the block fails.
+
+    UsageError where it is not blank, unless *force*, or cannot hold *least* bytes.
+    """
+    made = [path for path in local_files(url) if not path.exists()]
+    begun = False
+    try:
+        blocks = open_device(url, writable=True, create=True, erase=force)
+        with Volume.create(blocks, page_size, overwrite=force) as volume:
+            begun = True
+            try:
+                _make_room(blocks, url, least)
+                yield volume
+                volume.commit()
+            except BaseException:
+                with contextlib.suppress(HyadesError):  # the device may be what failed
+                    blocks.write(0, bytes(_HEAD_BLOCKS * BLOCK))
+                    blocks.flush()
+                raise
+    except BaseException:
+        if begun and Url(url).scheme == "stripe":
+            with contextlib.suppress(HyadesError):
+                erase_members(Url(url))
+        for path in made:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _make_room(blocks: BlockDevice, url: str, least: int) -> None:
+    needed = -(-least // BLOCK)
+    try:
+        if needed > blocks.nblocks:
+            blocks.grow(needed)
+    except UsageError as error:
+        has = blocks.nblocks * BLOCK
+        raise UsageError(
+            f"{url} holds {format_size(has)}, this graph needs at least {format_size(least)}:"
+            f" {needed * BLOCK - has} bytes are missing: {error}"
+        ) from error

@@ -13,6 +13,7 @@ Rules:
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,16 @@ _PIECE = 256 * KIB
 class TransportBlocks:
     """Reads and writes of whole blocks through a transport that it owns; see the module."""
 
-    def __init__(self, transport: Transport, name: str, *, buffer: int = 4 * MIB) -> None:
-        """Take over *transport* (no arena registered yet); *name* is its URL, for messages."""
+    def __init__(
+        self, transport: Transport, name: str, *, buffer: int = 4 * MIB,
+        closing: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Take over *transport* (no arena registered yet); *name* is its URL, for messages.
+
+        *closing* is called at the end of `close`: it gives locks back.
+        """
         self.name = name
+        self._closing = closing
         self._transport = transport
         limits = transport.limits
         self._piece = min(limits.max_transfer, buffer, _PIECE) // BLOCK * BLOCK
@@ -126,7 +134,10 @@ class TransportBlocks:
                     self._drain()
             finally:
                 self._closed = True
-                self._transport.close()
+                try:
+                    self._transport.close()
+                finally:
+                    self._closing()
             self._raise_failed()
 
     def stats(self) -> dict[str, Any]:

@@ -25,7 +25,11 @@ class Columns(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command()
-@click.argument("volume")
+@click.argument("volume", required=False)
+@click.option(
+    "--stripe", metavar="URL,URL,...",
+    help="Instead of VOLUME: deal it out over several devices; it is then called stripe:URL,URL.",
+)  # fmt: skip
 @click.option(
     "--edges", required=True, multiple=True, metavar="PATH",
     help="File or dataset folder; twice for indptr and indices, by destination.",
@@ -64,22 +68,30 @@ class Columns(click.ParamType):  # type: ignore[type-arg]
 @click.option("--scratch", metavar="DIR", help="Folder for temporary files; default: VOLUME's.")
 @click.option("--force", is_flag=True, help="Replace VOLUME if it exists.")
 @progress_option
-def command(volume: str, progress: bool | None, edges: tuple[str, ...], **options: Any) -> None:
-    """Make VOLUME from edges and features.
+def command(
+    volume: str | None, stripe: str | None, progress: bool | None, edges: tuple[str, ...],
+    **options: Any,
+) -> None:  # fmt: skip
+    """Make VOLUME, a file, device or URL, from edges and features.
 
     Edges: .npy [2, E] or [E, 2], .csv or .txt (also .gz), parquet, scipy .npz, indptr and indices,
     or a folder of OGB, GraphBolt, DiskGNN or Ginex. Features: .npy, raw, .npz or parquet; float16
     stays float16, float64 becomes float32. Edges point from source to destination, as in PyG.
 
-    The result is complete or absent: a bad input, a full disk or Ctrl-C leaves nothing behind.
+    The result is complete or absent: a bad input, a full disk or Ctrl-C leaves nothing behind. A
+    device or URL is written in place: it must be blank, or --force given.
 
     \b
     hyades ingest --edges edge_index.npy --features features.npy g.vol
     hyades ingest --edges edges.csv.gz --relabel --undirected --dedup --features x.npy g.vol
     hyades ingest --edges indptr.npy --edges indices.npy --features x.npy --reorder hyades g.vol
     hyades ingest --edges products/ g.vol
+    hyades ingest --edges products/ --stripe /disk1/g.part,/disk2/g.part
     """
+    if (volume is None) == (stripe is None):
+        raise click.UsageError("Name the volume: VOLUME, or --stripe URL,URL, not both.")
+    target = volume if volume is not None else f"stripe:{stripe}"
     given: Any = edges[0] if len(edges) == 1 else list(edges)
     with ProgressBar(force=progress) as bar:
-        report = run_ingest(volume, IngestOptions(edges=given, **options), bar)
+        report = run_ingest(target, IngestOptions(edges=given, **options), bar)
     click.echo("\n".join(report.lines()))

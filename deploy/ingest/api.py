@@ -7,13 +7,14 @@ from typing import Any
 from hyades.common.errors import UsageError
 from hyades.common.units import parse_size
 from hyades.deploy.ingest.build import BuildOptions, build_graph
-from hyades.deploy.ingest.features import NAME
+from hyades.deploy.ingest.features import NAME, stored_dtype
 from hyades.deploy.ingest.inputs import open_inputs
 from hyades.deploy.ingest.options import IngestOptions, IngestReport, PathLike
 from hyades.deploy.ingest.progress import Progress, silent
 from hyades.deploy.ingest.readers.context import Context
 from hyades.deploy.ingest.reorder import find_order
-from hyades.deploy.ingest.target import as_path, check_target, new_volume
+from hyades.deploy.ingest.sources import FeatureSource
+from hyades.deploy.ingest.target import check_target, find_target, new_volume
 
 
 def ingest(
@@ -45,25 +46,26 @@ def run_ingest(
 ) -> IngestReport:
     """Make the volume *target* as *options* say; errors as for `ingest`."""
     began = time.perf_counter()
-    path = as_path(target)
-    check_target(path, force=options.force)
+    place = find_target(target)
+    check_target(place, force=options.force)
     memory, page_size = parse_size(options.memory), parse_size(options.page_size)
-    scratch = Path(options.scratch) if options.scratch is not None else _beside(path)
+    scratch = Path(options.scratch) if options.scratch is not None else place.scratch
     timer = _Timer(progress)
     inputs = open_inputs(options, Context(scratch, memory, timer))
     left = memory - inputs.held
-    order = find_order(inputs.edges, inputs.vertices, options.reorder, left, timer)
-    build = BuildOptions(
-        memory=left,
-        vertices=inputs.vertices,
-        range_rows=options.range_rows,
-        new_index=order.new_index,
-        reorder=options.reorder if order.new_index is not None else "none",
-        undirected=options.undirected,
-        allow_nonfinite=options.allow_nonfinite,
-        scratch=scratch,
-    )
-    with new_volume(path, page_size, force=options.force) as volume:
+    least = least_bytes(inputs.features, inputs.vertices)
+    with new_volume(place, page_size, force=options.force, least=least) as volume:
+        order = find_order(inputs.edges, inputs.vertices, options.reorder, left, timer)
+        build = BuildOptions(
+            memory=left,
+            vertices=inputs.vertices,
+            range_rows=options.range_rows,
+            new_index=order.new_index,
+            reorder=options.reorder if order.new_index is not None else "none",
+            undirected=options.undirected,
+            allow_nonfinite=options.allow_nonfinite,
+            scratch=scratch,
+        )
         graph = build_graph(volume, inputs.edges, inputs.features, build, timer)
         if inputs.original_ids is not None:
             volume.write_table("original_ids", inputs.original_ids)
@@ -73,7 +75,7 @@ def run_ingest(
     timer("committing", 1, 1, "volume")
     notes = inputs.notes if order.note is None else (*inputs.notes, order.note)
     return IngestReport(
-        path=path,
+        path=place.path or place.name,
         graph=graph,
         feature_width=None if features is None else features.width,
         feature_dtype=None if features is None else features.dtype,
@@ -84,9 +86,12 @@ def run_ingest(
     )
 
 
-def _beside(target: Path) -> Path:
-    # A device node's folder is no place for files.
-    return Path("/var/tmp") if target.is_block_device() else target.parent
+def least_bytes(features: FeatureSource | None, vertices: int) -> int:
+    """Return what the rows and the tables of a volume take, without its edges."""
+    tables = 12 * vertices  # degrees and loops
+    if features is None:
+        return tables
+    return tables + features.rows * features.width * stored_dtype(features).itemsize
 
 
 class _Timer:

@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hyades.common.catalog import GraphInfo
@@ -34,7 +33,7 @@ class IngestOptions:
     allow_nonfinite: let NaN and inf in features and weights pass.
     memory: budget in bytes or as "1GiB".
     force: replace an existing volume.
-    scratch: folder for temporary files; None takes the volume's.
+    scratch: folder for temporary files; None takes the volume's, or /var/tmp for a device or URL.
     """
 
     edges: Any
@@ -63,7 +62,7 @@ class IngestOptions:
 class IngestReport:
     """What an ingest made: the volume, the graph's facts, and what the user should know."""
 
-    path: Path
+    path: PathLike
     graph: GraphInfo
     feature_width: int | None
     feature_dtype: str | None

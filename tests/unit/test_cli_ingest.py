@@ -65,7 +65,7 @@ def test_csc_pairs_are_two_edges_options(tmp_path: Path) -> None:
 
 def test_every_option_of_an_ingest_can_be_given() -> None:
     offered = {parameter.name for parameter in command.params}
-    assert offered == {f.name for f in fields(IngestOptions)} | {"volume", "progress"}
+    assert offered == {f.name for f in fields(IngestOptions)} | {"volume", "stripe", "progress"}
 
 
 def test_bad_input_is_one_line(graph: tuple[Path, Path], tmp_path: Path) -> None:

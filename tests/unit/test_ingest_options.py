@@ -263,7 +263,7 @@ def test_existing_volume_needs_force(tmp_path):
     [
         ("", "is a directory"),
         ("no/g.vol", "there is no folder"),
-        ("nvme+tcp://h/x", "not a URL"),
+        ("carrier-pigeon://h/x", "no transport carrier-pigeon://"),
     ],
 )
 def test_impossible_targets(tmp_path, name, message):
