@@ -128,6 +128,20 @@ COMPLETION = np.dtype(
     [("cookie", "<u8"), ("status", "<i4"), ("nbytes", "<u4"), ("crc", "<u4"), ("reserved", "<u4")]
 )
 
+
+def int8_row(width: int) -> np.dtype[np.void]:
+    """Return a row of *width* int8 codes, zeros up to a multiple of 4 bytes, and its scale."""
+    at = -(-width // 4) * 4
+    return np.dtype(
+        {
+            "names": ["codes", "scale"],
+            "formats": [("i1", (width,)), "<f4"],
+            "offsets": [0, at],
+            "itemsize": at + 4,
+        }
+    )
+
+
 assert SUPERBLOCK.itemsize == BLOCK
 assert STRIPE_LABEL.itemsize == BLOCK
 assert PAGE_ENTRY.itemsize == 8
@@ -136,3 +150,4 @@ assert TILE_ENTRY.itemsize == 24
 assert DIRECTORY.itemsize == 16
 assert REQUEST.itemsize == 64
 assert COMPLETION.itemsize == 24
+assert [int8_row(width).itemsize for width in (1, 4, 5)] == [8, 8, 12]
