@@ -33,6 +33,7 @@ from hyades.common.nvme.status import StatusCode, describe
 _ENABLE = 6 << 16 | 4 << 20 | 1  # CC: SQE 64 bytes, CQE 16 bytes, enabled
 _SHUTDOWN = 1 << 14
 _READY, _FATAL = 1, 2  # CSTS
+_AUTHENTICATE = 2 | 4  # AUTHREQ of Connect's result: ATR, ASCR
 _LOG_CHUNK = 64 * DISCOVERY_ENTRY_BYTES
 _MAX_ENTRIES = 4096
 
@@ -70,7 +71,7 @@ def connect_queue(want: commands.Connect) -> Generator[Call, Answer, int]:
     code, result, _ = yield Call(sqe, source=data)
     if code:
         raise _refused_connect(want, code, result)
-    if result >> 16 & 0xFFFF:
+    if result >> 16 & _AUTHENTICATE:
         raise UsageError(
             f"{want.subnqn} wants in-band authentication, which is not supported here:"
             " allow this host without it, or use TLS with a pre-shared key"
@@ -94,7 +95,7 @@ def bring_up(want: commands.Connect, queues: int) -> Conversation:
     if queues:
         ask = commands.set_features(Feature.QUEUES, (queues - 1) | (queues - 1) << 16)
         result = yield from _succeed(ask, "asking for I/O queues")
-        granted = min(queues, (result & 0xFFFF) + 1, (result >> 16) + 1)
+        granted = min(queues, (result & 0xFFFF) + 1, (result >> 16 & 0xFFFF) + 1)
     return Controller(info, cntlid, (cap & 0xFFFF) + 1, granted)
 
 

@@ -5,7 +5,7 @@ in.  Source: NVM Express Base Specification 2.0, sections 3.3.3, 5 and 6.
 """
 
 from dataclasses import dataclass
-from struct import Struct, pack_into, unpack_from
+from struct import pack_into
 
 from hyades.common.errors import DataError, UsageError
 from hyades.common.nvme.layout import (
@@ -19,11 +19,10 @@ from hyades.common.nvme.layout import (
     MAX_NQN,
     PROPERTY_TAIL,
     SGL_DESCRIPTOR,
-    SQE_BYTES,
+    SQE,
     SQE_CID,
     SQE_DW10,
     SQE_FCTYPE,
-    SQE_NSID,
     SQE_SGL,
     Admin,
     Fabrics,
@@ -31,8 +30,8 @@ from hyades.common.nvme.layout import (
     Sgl,
 )
 
-_DWORDS = Struct("<6I")
 _SUBNQN, _HOSTNQN = 256, 512  # in the data of Connect
+MAX_BLOCKS = 1 << 16  # of one command
 _SGL_FLAGS = 0x40  # PSDT: SGL
 
 
@@ -42,12 +41,14 @@ class Command:
     __slots__ = ("cid", "dwords", "fctype", "nsid", "opcode", "raw", "sgl", "sgl_at", "sgl_bytes")
 
     def __init__(self, sqe: bytes) -> None:
+        self.dwords: tuple[int, ...]
         self.raw = sqe
-        self.opcode = sqe[0]
-        self.cid, self.nsid = unpack_from("<HI", sqe, SQE_CID)
-        self.fctype = sqe[SQE_FCTYPE]
-        self.sgl_at, self.sgl_bytes, self.sgl = SGL_DESCRIPTOR.unpack_from(sqe, SQE_SGL)
-        self.dwords: tuple[int, ...] = _DWORDS.unpack_from(sqe, SQE_DW10)
+        (
+            self.opcode, _, self.cid, self.nsid, self.sgl_at, self.sgl_bytes, self.sgl,
+            *dwords,
+        ) = SQE.unpack(sqe)  # fmt: skip
+        self.dwords = tuple(dwords)
+        self.fctype = self.nsid & 0xFF
 
     @property
     def slba(self) -> int:
@@ -77,11 +78,8 @@ class Connect:
 
 def build(opcode: int, nsid: int = 0, *dwords: int) -> bytearray:
     """Return a command with CDW10 onwards set to *dwords*."""
-    sqe = bytearray(SQE_BYTES)
-    sqe[0], sqe[1] = opcode, _SGL_FLAGS
-    pack_into("<I", sqe, SQE_NSID, nsid)
-    pack_into(f"<{len(dwords)}I", sqe, SQE_DW10, *dwords)
-    return sqe
+    padded = (*dwords, 0, 0, 0, 0, 0, 0)[:6]
+    return bytearray(SQE.pack(opcode, _SGL_FLAGS, 0, nsid, 0, 0, 0, *padded))
 
 
 def set_sgl(sqe: bytearray, cid: int, nbytes: int, kind: Sgl) -> None:
@@ -91,7 +89,9 @@ def set_sgl(sqe: bytearray, cid: int, nbytes: int, kind: Sgl) -> None:
 
 
 def transfer(opcode: Opcode, nsid: int, slba: int, blocks: int) -> bytearray:
-    """Return a read, write or write zeroes of *blocks* logical blocks."""
+    """Return a read, write or write zeroes of 1 to 65536 logical blocks."""
+    if not 1 <= blocks <= MAX_BLOCKS:
+        raise UsageError(f"a command for {blocks} blocks: it takes 1 to {MAX_BLOCKS}")
     return build(opcode, nsid, slba & 0xFFFFFFFF, slba >> 32, blocks - 1)
 
 
@@ -171,7 +171,9 @@ def connect(what: Connect) -> tuple[bytearray, bytes]:
 
 
 def parse_connect(sqe: bytes, data: memoryview | bytes) -> Connect:
-    """Return what a Connect asks for; DataError where a name is no text."""
+    """Return what a Connect asks for; DataError where its data is short or a name is no text."""
+    if len(data) != CONNECT_BYTES:
+        raise DataError(f"Connect with {len(data)} bytes of data, not {CONNECT_BYTES}")
     recfmt, qid, depth, attributes, kato = CONNECT_TAIL.unpack_from(sqe, SQE_DW10)
     hostid, cntlid = CONNECT_HEAD.unpack_from(data)
     return Connect(

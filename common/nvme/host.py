@@ -7,7 +7,8 @@ States: NEW -start-> IC_SENT -ICResp-> READY -error or close-> CLOSED.  Rules:
 3. Data that arrives lies in the memory given with the command, and nowhere else; data that is sent
    is taken from there when the controller asks for it.  That memory is free again when the command
    has ended.
-4. Whatever the controller may not do raises Violation; a TermReq is then in the output.
+4. Whatever the controller may not do raises Violation; a TermReq is then all that is in the output
+   (none where the controller ended the connection itself).
 5. No I/O and no clock: `now` is any clock of the caller's, in seconds.
 Must stay in sync: target.py is the other end.
 """
@@ -18,11 +19,11 @@ from hyades.common.checksum import crc32c
 from hyades.common.errors import UsageError
 from hyades.common.nvme.commands import set_sgl
 from hyades.common.nvme.layout import (
+    COMMON_HEADER,
     CQE,
     DATA_BODY,
     DIGEST_BYTES,
     IC_BODY,
-    SQE_BYTES,
     Fatal,
     PduFlag,
     PduType,
@@ -41,6 +42,8 @@ from hyades.common.nvme.status import StatusCode
 
 Segment = bytes | memoryview
 _LEAST_H2C = 4096  # the least that a controller may ask for
+_AT = COMMON_HEADER.size
+_LAST, _SUCCESS, _DDGST = int(PduFlag.LAST), int(PduFlag.SUCCESS), int(PduFlag.DDGST)
 _NOTHING = memoryview(b"")
 
 
@@ -56,10 +59,10 @@ class State(Enum):
 class _Exchange:
     """One command that is out."""
 
-    __slots__ = ("asked", "broken", "done", "into", "source")
+    __slots__ = ("asked", "broken", "cid", "done", "into", "source")
 
-    def __init__(self, into: memoryview, source: memoryview) -> None:
-        self.into, self.source = into, source
+    def __init__(self, cid: int, into: memoryview, source: memoryview) -> None:
+        self.cid, self.into, self.source = cid, into, source
         self.done = 0  # bytes that arrived
         self.asked = 0  # bytes that the controller asked for
         self.broken = False  # a data digest was wrong
@@ -80,14 +83,14 @@ class HostQueue:
         self.last_heard = 0.0
         self.completions: list[tuple[int, int, int]] = []  # (cid, status code, result)
         self.bytes_in = 0
-        self._wanted = (PduFlag.HDGST if header_digest else 0) | (
-            PduFlag.DDGST if data_digest else 0
-        )
+        self._wanted = int(header_digest and PduFlag.HDGST) | int(data_digest and PduFlag.DDGST)
         self._digests = 0
         self._align = 4
         self._out: list[Segment] = []
         self._exchanges: list[_Exchange | None] = [None] * depth
         self._free = list(range(depth))[::-1]
+        self._sending: set[int] = set()  # command ids whose R2T is answered in the output
+        self._landing: _Exchange | None = None  # whose data is arriving
         self._receiver = Receiver(self, FROM_CONTROLLER, max_data)
 
     @property
@@ -121,20 +124,21 @@ class HostQueue:
         cid = self._free.pop()
         if self.outstanding == 1:
             self.last_heard = now
-        data = source if source is not None else _NOTHING
-        self._exchanges[cid] = _Exchange(into if into is not None else _NOTHING, data)
+        data, room = _as_bytes(source), _as_bytes(into)
+        self._exchanges[cid] = exchange = _Exchange(cid, room, data)
         if data and (in_capsule or len(data) <= self.in_capsule):
             set_sgl(sqe, cid, len(data), Sgl.IN_CAPSULE)
-            self._exchanges[cid].asked = len(data)  # type: ignore[union-attr]
+            exchange.asked = len(data)
             self._send(PduType.CAPSULE_CMD, 0, bytes(sqe), data)
         else:
-            set_sgl(sqe, cid, len(data) + len(into or b""), Sgl.TRANSPORT)
+            set_sgl(sqe, cid, len(data) or len(room), Sgl.TRANSPORT)
             self._send(PduType.CAPSULE_CMD, 0, bytes(sqe), _NOTHING)
         return cid
 
     def take_output(self) -> list[Segment]:
         """Return and forget what is to be sent, in order."""
         out, self._out = self._out, []
+        self._sending.clear()
         return out
 
     def buffers(self) -> list[memoryview]:
@@ -150,7 +154,8 @@ class HostQueue:
         try:
             self._receiver.received(nbytes)
         except Violation as violation:
-            self._out = [build_term(PduType.H2C_TERM, violation, self._receiver.header)]
+            term = build_term(PduType.H2C_TERM, violation, self._receiver.header)
+            self._out = [term] if term else []
             self.state = State.CLOSED
             raise
 
@@ -160,8 +165,14 @@ class HostQueue:
         return self.last_heard if owes else None
 
     def close(self) -> list[int]:
-        """Forget the connection; return the command ids that were out."""
-        self.state = State.CLOSED
+        """Forget the connection and the memory; return the command ids that were out.
+
+        Of the output only a TermReq stays.
+        """
+        if self.state is not State.CLOSED:
+            self.state, self._out = State.CLOSED, []
+        self._receiver.close()
+        self._landing = None
         lost = [cid for cid, exchange in enumerate(self._exchanges) if exchange is not None]
         self._exchanges = [None] * self.depth
         self._free = list(range(self.depth))[::-1]
@@ -171,47 +182,53 @@ class HostQueue:
 
     def place(self, header: Header) -> memoryview:
         """Return where the data of a C2HData belongs."""
-        cid, _, offset, nbytes, _ = DATA_BODY.unpack(header.body)
-        exchange = self._exchange(cid)
+        cid, _, offset, nbytes, _ = DATA_BODY.unpack_from(header.raw, _AT)
+        exchange = self._exchange(cid, 8)
         if nbytes != header.data_bytes:
             text = f"C2HData of {header.data_bytes} bytes says that it has {nbytes}"
             raise Violation(text, Fatal.HEADER_FIELD, 16)
-        if offset != exchange.done or offset + nbytes > len(exchange.into):
+        end = offset + nbytes
+        if offset != exchange.done or end > len(exchange.into):
             raise Violation(
-                f"C2HData for bytes {offset} to {offset + nbytes} of a command that reads"
+                f"C2HData for bytes {offset} to {end} of a command that reads"
                 f" {len(exchange.into)} and has {exchange.done}",
-                Fatal.OUT_OF_RANGE, 12,
-            )  # fmt: skip
-        return exchange.into[offset : offset + nbytes]
+                Fatal.OUT_OF_RANGE if end > len(exchange.into) else Fatal.SEQUENCE,
+            )
+        flags = header.flags
+        if flags & _SUCCESS and (not flags & _LAST or end != len(exchange.into)):
+            text = f"SUCCESS after {end} of {len(exchange.into)} bytes, flags {flags:#x}"
+            if not flags & _LAST:
+                raise Violation(text, Fatal.HEADER_FIELD, 1)
+            raise Violation(text)
+        self._landing = exchange
+        return exchange.into[offset:end]
 
     def finish(self, header: Header, intact: bool) -> None:
         """Take a whole PDU."""
         kind = header.kind
-        if kind == PduType.C2H_TERM:
-            raise Violation(f"the controller ended the connection: {describe_term(header)}")
-        if self.state is State.IC_SENT:
-            self._initialized(header)
-        elif kind == PduType.C2H_DATA:
+        if kind == PduType.C2H_DATA:
             self._data_arrived(header, intact)
         elif kind == PduType.CAPSULE_RESP:
             self._responded(header)
         elif kind == PduType.R2T:
             self._asked(header)
+        elif kind == PduType.IC_RESP:
+            self._initialized(header)
         else:
-            raise Violation("ICResp came twice")
+            raise Violation(f"the controller ended the connection: {describe_term(header)}", None)
 
     # -- the parts
 
-    def _exchange(self, cid: int) -> _Exchange:
+    def _exchange(self, cid: int, at: int) -> _Exchange:
         found = self._exchanges[cid] if cid < self.depth else None
-        if found is None or self.state is not State.READY:
-            raise Violation(f"an answer to command {cid}, which is not out", Fatal.HEADER_FIELD, 8)
+        if found is None:
+            raise Violation(f"an answer to command {cid}, which is not out", Fatal.HEADER_FIELD, at)
         return found
 
     def _initialized(self, header: Header) -> None:
-        if header.kind != PduType.IC_RESP:
-            raise Violation(f"PDU type {header.kind:#04x} before ICResp")
-        version, align, digests, max_h2c = IC_BODY.unpack(header.body)
+        if self.state is not State.IC_SENT:
+            raise Violation("ICResp before ICReq")
+        version, align, digests, max_h2c = IC_BODY.unpack_from(header.raw, _AT)
         if version:
             raise Violation(f"PDU format version {version}", Fatal.UNSUPPORTED, 8)
         if align > 31:
@@ -223,24 +240,21 @@ class HostQueue:
             raise Violation(f"MAXH2CDATA {max_h2c}", Fatal.HEADER_FIELD, 12)
         self._align, self._digests, self.max_h2c = 4 * (align + 1), digests, max_h2c
         self._receiver.header_digest = bool(digests & PduFlag.HDGST)
-        self._receiver.data_digest = bool(digests & PduFlag.DDGST)
+        self._receiver.data_digest = bool(digests & _DDGST)
+        self._receiver.initialized = True
         self.state = State.READY
 
     def _data_arrived(self, header: Header, intact: bool) -> None:
-        cid = DATA_BODY.unpack(header.body)[0]
-        exchange = self._exchange(cid)
+        exchange, self._landing = self._landing, None
+        assert exchange is not None
         exchange.done += header.data_bytes
         exchange.broken = exchange.broken or not intact
-        if not header.flags & PduFlag.SUCCESS:
-            return
-        if not header.flags & PduFlag.LAST or exchange.done != len(exchange.into):
-            text = f"SUCCESS after {exchange.done} of {len(exchange.into)} bytes"
-            raise Violation(text, Fatal.HEADER_FIELD, 1)
-        self._end(cid, exchange, StatusCode.SUCCESS, 0)
+        if header.flags & _SUCCESS:
+            self._end(exchange, 0, 0)
 
     def _responded(self, header: Header) -> None:
-        result, _, _, cid, status = CQE.unpack(header.body)
-        exchange = self._exchange(cid)
+        result, _, _, cid, status = CQE.unpack_from(header.raw, _AT)
+        exchange = self._exchange(cid, 20)
         code = status >> 1
         if not code and exchange.done != len(exchange.into):
             raise Violation(
@@ -251,38 +265,48 @@ class HostQueue:
                 f"command {cid} succeeded, but {exchange.asked} of {len(exchange.source)} bytes"
                 " were asked for"
             )
-        self._end(cid, exchange, code, result)
+        self._end(exchange, code, result)
 
-    def _end(self, cid: int, exchange: _Exchange, code: int, result: int) -> None:
+    def _end(self, exchange: _Exchange, code: int, result: int) -> None:
         if exchange.broken and not code:
-            code = StatusCode.TRANSIENT_TRANSPORT
+            code = int(StatusCode.TRANSIENT_TRANSPORT)
+        cid = exchange.cid
         self._exchanges[cid] = None
         self._free.append(cid)
         self.completions.append((cid, code, result))
 
     def _asked(self, header: Header) -> None:
-        cid, tag, offset, nbytes, _ = DATA_BODY.unpack(header.body)
-        exchange = self._exchange(cid)
-        if offset != exchange.asked or not nbytes or offset + nbytes > len(exchange.source):
+        cid, tag, offset, nbytes, _ = DATA_BODY.unpack_from(header.raw, _AT)
+        exchange = self._exchange(cid, 8)
+        end = offset + nbytes
+        if offset != exchange.asked or not nbytes or end > len(exchange.source):
             raise Violation(
-                f"R2T for bytes {offset} to {offset + nbytes} of a command that writes"
+                f"R2T for bytes {offset} to {end} of a command that writes"
                 f" {len(exchange.source)}, {exchange.asked} were asked for",
-                Fatal.OUT_OF_RANGE, 12,
-            )  # fmt: skip
-        exchange.asked, end = offset + nbytes, offset + nbytes
+                Fatal.OUT_OF_RANGE if end > len(exchange.source) else Fatal.SEQUENCE,
+            )
+        if cid in self._sending:  # it cannot have the data of the last one: that is not sent yet
+            raise Violation(f"a second R2T for command {cid}, one at a time", Fatal.LIMIT_EXCEEDED)
+        self._sending.add(cid)
+        exchange.asked = end
         while offset < end:
             step = min(self.max_h2c, end - offset)
-            last = PduFlag.LAST if offset + step == end else 0
+            last = _LAST if offset + step == end else 0
             body = DATA_BODY.pack(cid, tag, offset, step, 0)
             self._send(PduType.H2C_DATA, last, body, exchange.source[offset : offset + step])
             offset += step
 
     def _send(self, kind: PduType, flags: int, body: bytes, data: memoryview) -> None:
-        assert kind != PduType.CAPSULE_CMD or len(body) == SQE_BYTES
         self._out.append(
             build_pdu(kind, flags, body, len(data), digests=self._digests, align=self._align)
         )
         if data:
             self._out.append(data)
-            if self._digests & PduFlag.DDGST:
+            if self._digests & _DDGST:
                 self._out.append(crc32c(data).to_bytes(DIGEST_BYTES, "little"))
+
+
+def _as_bytes(view: memoryview | None) -> memoryview:
+    if view is None:
+        return _NOTHING
+    return view if view.itemsize == 1 and view.ndim == 1 else view.cast("B")

@@ -127,6 +127,8 @@ COMMON_HEADER = Struct("<BBBBI")  # type, flags, hlen, pdo, plen
 IC_BODY = Struct("<HBBI112x")  # pfv, hpda/cpda, digests, maxr2t/maxh2cdata
 DATA_BODY = Struct("<HHIII")  # cccid, ttag, datao/r2to, datal/r2tl, reserved
 TERM_BODY = Struct("<HI10x")  # fes, fei
+# opcode, flags, cid, nsid (its first byte: fctype), then the SGL at 24 and CDW10 to CDW15 at 40
+SQE = Struct("<BBHI16xQI3xB6I")
 CQE = Struct("<QHHHH")  # result, sqhd, sqid, cid, status (phase bit 0, code from bit 1)
 SGL_DESCRIPTOR = Struct("<QI3xB")  # address or offset, length, type
 CONNECT_TAIL = Struct("<HHHBxI")  # SQE 40: recfmt, qid, sqsize (0-based), cattr, kato in ms
@@ -153,7 +155,8 @@ assert COMMON_HEADER.size + IC_BODY.size == IC_BYTES
 assert COMMON_HEADER.size + DATA_BODY.size == HEADER_BYTES
 assert COMMON_HEADER.size + TERM_BODY.size == HEADER_BYTES
 assert COMMON_HEADER.size + CQE.size == HEADER_BYTES
-assert COMMON_HEADER.size + SQE_BYTES == COMMAND_BYTES
+assert SQE.size == SQE_BYTES
+assert COMMON_HEADER.size + SQE.size == COMMAND_BYTES
 assert SGL_DESCRIPTOR.size == 16
 assert CONNECT_TAIL.size == 12
 assert CONNECT_HEAD.size == 256

@@ -4,12 +4,15 @@ States: NEW -ICReq-> READY -error or close-> CLOSED.  Rules:
 1. `commands` are those that came whole, with their in-capsule data; each is answered once with
    `complete`, after `request_data` (a write whose data did not come along) or `send_data` (a read).
 2. A write's data goes into the memory given to `request_data`; the command is in `arrived` once it
-   is all there.  The memory is used until then, also after `abandon`.
+   is all there, and is not answered before.  The memory is used until then, also after `abandon`.
 3. Page data is sent by reference: a payload is any object with `nbytes` that whoever writes the
    socket understands (a range of a file), or a memoryview.  With data digests it is a memoryview.
 4. At most `depth` commands are out (a peer that sends more ends the connection), so what a peer can
-   make us hold is `depth` times `in_capsule`.
-5. Whatever the host may not do raises Violation; a TermReq is then in the output.
+   make us hold is `depth` times `in_capsule`, and what its unread answers refer to: whoever writes
+   the socket stops reading commands while too much of that is waiting.
+5. Whatever the host may not do raises Violation; a TermReq is then all that is in the output (none
+   where the host ended the connection itself).  Once closed, answers are dropped without a word:
+   they may come from other threads' work.
 6. No I/O and no clock: `now` is any clock of the caller's, in seconds.
 Must stay in sync: host.py is the other end.
 """
@@ -20,13 +23,18 @@ from hyades.common.checksum import crc32c
 from hyades.common.errors import UsageError
 from hyades.common.nvme.commands import Command
 from hyades.common.nvme.layout import (
+    COMMON_HEADER,
     CQE,
     DATA_BODY,
     DIGEST_BYTES,
     IC_BODY,
+    SGL_DESCRIPTOR,
+    SQE_CID,
+    SQE_SGL,
     Fatal,
     PduFlag,
     PduType,
+    Sgl,
 )
 from hyades.common.nvme.pdu import (
     FROM_HOST,
@@ -38,7 +46,11 @@ from hyades.common.nvme.pdu import (
     describe_term,
 )
 
-_BOTH = PduFlag.HDGST | PduFlag.DDGST
+_BOTH = int(PduFlag.HDGST | PduFlag.DDGST)
+_DDGST, _LAST = int(PduFlag.DDGST), int(PduFlag.LAST)
+_LAST_AND_SUCCESS = int(PduFlag.LAST | PduFlag.SUCCESS)
+_AT = COMMON_HEADER.size
+_LEAST_H2C = 4096  # what ICResp must grant
 
 
 class Payload(Protocol):
@@ -54,10 +66,10 @@ Segment = bytes | memoryview | Payload
 class _Write:
     """A write whose data is on its way."""
 
-    __slots__ = ("broken", "into", "received")
+    __slots__ = ("broken", "cid", "into", "received")
 
-    def __init__(self, into: memoryview) -> None:
-        self.into = into
+    def __init__(self, cid: int, into: memoryview) -> None:
+        self.cid, self.into = cid, into
         self.received = 0
         self.broken = False
 
@@ -73,6 +85,8 @@ class TargetQueue:
 
         *depth* holds until Connect says otherwise (`configure`).
         """
+        if max_h2c < _LEAST_H2C or max_h2c % 4:
+            raise UsageError(f"MAXH2CDATA {max_h2c}: at least {_LEAST_H2C}, a multiple of 4")
         self.ready = self.closed = False
         self.commands: list[tuple[Command, memoryview | None, bool]] = []  # data, digest right
         self.arrived: list[tuple[int, bool]] = []  # command id, digests right
@@ -85,10 +99,11 @@ class TargetQueue:
         self._align = 4
         self._flow_control = True
         self._head = 0  # SQHD
-        self._open: set[int] = set()  # command ids that are out
+        self._open: dict[int, int] = {}  # command ids that are out: bytes of data in their SGL
         self._writes: dict[int, _Write] = {}
         self._out: list[Segment] = []
         self._capsule_data: memoryview | None = None
+        self._landing: _Write | None = None  # whose data is arriving
         self._receiver = Receiver(self, FROM_HOST, max(in_capsule, max_h2c))
 
     @property
@@ -108,37 +123,48 @@ class TargetQueue:
 
     def request_data(self, cid: int, into: memoryview) -> None:
         """Ask for all the data of a write; it goes *into* this memory."""
-        if cid not in self._open or cid in self._writes or not into:
-            raise UsageError(f"command {cid} cannot ask for data now")
-        self._writes[cid] = _Write(into)
-        self._out.append(self._pdu(PduType.R2T, 0, DATA_BODY.pack(cid, cid, 0, len(into), 0)))
+        if self.closed:
+            return
+        self._check_out(cid, into.nbytes)
+        self._writes[cid] = _Write(cid, into.cast("B") if into.itemsize > 1 else into)
+        self._out.append(self._pdu(PduType.R2T, 0, DATA_BODY.pack(cid, cid, 0, into.nbytes, 0)))
 
-    def send_data(self, cid: int, payload: Payload | memoryview, *, success: bool) -> None:
+    def send_data(
+        self, cid: int, payload: Payload | memoryview, *, success: bool, answer: bool = True
+    ) -> None:
         """Send all the data of a read; where *success*, that is its completion too.
 
-        *success* is left out where the host counts submission queue heads.
+        *success* is left out where the host counts submission queue heads.  Where *answer* is
+        false the caller calls `complete` once the data is on its way: it may still turn out bad.
         """
+        if self.closed:
+            return
         nbytes = payload.nbytes
-        if cid not in self._open or not nbytes:
-            raise UsageError(f"command {cid} cannot send {nbytes} bytes now")
-        success = success and not self._flow_control
-        flags = PduFlag.LAST | (PduFlag.SUCCESS if success else 0)
-        self._out.append(
-            self._pdu(PduType.C2H_DATA, flags, DATA_BODY.pack(cid, 0, 0, nbytes, 0), nbytes)
-        )
-        self._out.append(payload)
-        if self.digests & PduFlag.DDGST:
+        self._check_out(cid, nbytes)
+        digest = b""
+        if self.digests & _DDGST:
             if not isinstance(payload, memoryview):
                 raise UsageError("a data digest needs the data in memory")
-            self._out.append(crc32c(payload).to_bytes(DIGEST_BYTES, "little"))
+            digest = crc32c(payload).to_bytes(DIGEST_BYTES, "little")
+        success = success and not self._flow_control
+        flags = _LAST_AND_SUCCESS if success else _LAST
+        body = DATA_BODY.pack(cid, 0, 0, nbytes, 0)
+        self._out.append(self._pdu(PduType.C2H_DATA, flags, body, nbytes))
+        self._out.append(payload)
+        if digest:
+            self._out.append(digest)
         if success:
-            self._open.discard(cid)
-        else:
+            del self._open[cid]
+        elif answer:
             self.complete(cid)
 
     def complete(self, cid: int, status: int = 0, result: int = 0) -> None:
         """Answer a command with a status code (status.py) and a result."""
-        self._open.discard(cid)
+        if self.closed:
+            return
+        if cid not in self._open or cid in self._writes:
+            raise UsageError(f"command {cid} cannot be answered now: not out, or its data is due")
+        del self._open[cid]
         self._out.append(self._answer(cid, status, result))
 
     def abandon(self, cid: int) -> bool:
@@ -163,13 +189,17 @@ class TargetQueue:
             self._receiver.received(nbytes)
         except Violation as violation:
             # Answers that are under way would follow a broken stream: the TermReq comes first.
-            self._out = [build_term(PduType.C2H_TERM, violation, self._receiver.header)]
+            term = build_term(PduType.C2H_TERM, violation, self._receiver.header)
+            self._out = [term] if term else []
             self.closed = True
             raise
 
     def close(self) -> None:
-        """Forget the connection."""
-        self.closed = True
+        """Forget the connection and the memory; of the output only a TermReq stays."""
+        if not self.closed:
+            self.closed, self._out = True, []
+        self._receiver.close()
+        self._capsule_data = self._landing = None
         self._open.clear()
         self._writes.clear()
 
@@ -177,13 +207,11 @@ class TargetQueue:
 
     def place(self, header: Header) -> memoryview:
         """Return where the data of a capsule or of an H2CData belongs."""
-        if not self.ready:
-            raise Violation(f"PDU type {header.kind:#04x} before ICReq")
         if header.kind == PduType.CAPSULE_CMD:
-            self._check_depth()
+            self._check_command(header)
             if header.data_bytes > self._in_capsule:
                 text = f"{header.data_bytes} bytes in a capsule, at most {self._in_capsule}"
-                raise Violation(text, Fatal.LIMIT_EXCEEDED, 4)
+                raise Violation(text, Fatal.LIMIT_EXCEEDED)
             self._capsule_data = memoryview(bytearray(header.data_bytes))
             return self._capsule_data
         return self._place_write(header)
@@ -191,23 +219,19 @@ class TargetQueue:
     def finish(self, header: Header, intact: bool) -> None:
         """Take a whole PDU."""
         kind = header.kind
-        if kind == PduType.H2C_TERM:
-            raise Violation(f"the host ended the connection: {describe_term(header)}")
-        if kind == PduType.IC_REQ:
-            self._initialize(header)
-        elif not self.ready:
-            raise Violation(f"PDU type {kind:#04x} before ICReq")
-        elif kind == PduType.CAPSULE_CMD:
+        if kind == PduType.CAPSULE_CMD:
             self._command_arrived(header, intact)
-        else:
+        elif kind == PduType.H2C_DATA:
             self._data_arrived(header, intact)
+        elif kind == PduType.IC_REQ:
+            self._initialize(header)
+        else:
+            raise Violation(f"the host ended the connection: {describe_term(header)}", None)
 
     # -- the parts
 
     def _initialize(self, header: Header) -> None:
-        if self.ready:
-            raise Violation("ICReq came twice")
-        version, align, digests, _ = IC_BODY.unpack(header.body)
+        version, align, digests, _ = IC_BODY.unpack_from(header.raw, _AT)
         if version:
             raise Violation(f"PDU format version {version}", Fatal.UNSUPPORTED, 8)
         if align > 31:
@@ -217,52 +241,76 @@ class TargetQueue:
         self._out.append(build_pdu(PduType.IC_RESP, 0, body))
         self._align, self.digests = 4 * (align + 1), agreed
         self._receiver.header_digest = bool(agreed & PduFlag.HDGST)
-        self._receiver.data_digest = bool(agreed & PduFlag.DDGST)
-        self.ready = True
+        self._receiver.data_digest = bool(agreed & _DDGST)
+        self.ready = self._receiver.initialized = True
 
-    def _check_depth(self) -> None:
+    def _check_out(self, cid: int, nbytes: int) -> None:
+        """Check that a command that is out may move *nbytes* now."""
+        if cid in self._writes or not 0 < nbytes <= self._open.get(cid, 0):
+            raise UsageError(
+                f"command {cid} cannot move {nbytes} bytes now: its SGL has {self._open.get(cid)}"
+            )
+
+    def _check_command(self, header: Header) -> None:
+        """Refuse what cannot be answered: too many, an id in use, data that is not what it says."""
+        cid = int.from_bytes(header.raw[_AT + SQE_CID : _AT + SQE_CID + 2], "little")
+        if cid in self._open:
+            raise Violation(f"command id {cid} is in use", Fatal.HEADER_FIELD, _AT + SQE_CID)
         if len(self._open) >= self.depth:
             raise Violation(f"command {self.depth + 1} on a queue of {self.depth}")
+        offset, nbytes, kind = SGL_DESCRIPTOR.unpack_from(header.raw, _AT + SQE_SGL)
+        if kind == Sgl.IN_CAPSULE:
+            if offset:
+                text = f"in-capsule data at offset {offset}"
+                raise Violation(text, Fatal.UNSUPPORTED, _AT + SQE_SGL)
+            if nbytes != header.data_bytes:
+                text = f"{header.data_bytes} bytes in a capsule whose SGL says {nbytes}"
+                raise Violation(text, Fatal.HEADER_FIELD, 4)
+        elif header.data_bytes:
+            text = f"{header.data_bytes} bytes in a capsule with an SGL of type {kind:#04x}"
+            raise Violation(text, Fatal.UNSUPPORTED, _AT + SQE_SGL + 15)
 
     def _command_arrived(self, header: Header, intact: bool) -> None:
-        self._check_depth()
-        command, data = Command(header.body), self._capsule_data
+        if not header.data_bytes:  # else `place` did it
+            self._check_command(header)
+        command, data = Command(header.raw[_AT:]), self._capsule_data
         self._capsule_data = None
         if self._flow_control:
             self._head = (self._head + 1) % self.depth
-        if command.cid in self._open:
-            raise Violation(f"command id {command.cid} is in use", Fatal.HEADER_FIELD, 10)
-        self._open.add(command.cid)
+        self._open[command.cid] = command.sgl_bytes
         self.commands.append((command, data, intact))
 
     def _place_write(self, header: Header) -> memoryview:
-        cid, tag, offset, nbytes, _ = DATA_BODY.unpack(header.body)
-        write = self._writes.get(cid)
-        if write is None or tag != cid:
-            raise Violation(f"H2CData for tag {tag} of command {cid}", Fatal.HEADER_FIELD, 10)
-        if nbytes != header.data_bytes or nbytes > self._max_h2c:
-            text = f"H2CData of {header.data_bytes} bytes says {nbytes}, at most {self._max_h2c}"
+        cid, tag, offset, nbytes, _ = DATA_BODY.unpack_from(header.raw, _AT)
+        write = self._writes.get(tag)
+        if write is None or cid != write.cid:
+            at = 10 if write is None else 8
+            raise Violation(f"H2CData for tag {tag} of command {cid}", Fatal.HEADER_FIELD, at)
+        if nbytes != header.data_bytes:
+            text = f"H2CData of {header.data_bytes} bytes says that it has {nbytes}"
             raise Violation(text, Fatal.HEADER_FIELD, 16)
-        if offset != write.received or offset + nbytes > len(write.into):
+        if nbytes > self._max_h2c:
+            text = f"H2CData of {nbytes} bytes, at most {self._max_h2c}"
+            raise Violation(text, Fatal.LIMIT_EXCEEDED)
+        end, whole = offset + nbytes, len(write.into)
+        if offset != write.received or end > whole:
             raise Violation(
-                f"H2CData for bytes {offset} to {offset + nbytes} of {len(write.into)},"
-                f" {write.received} are there",
-                Fatal.OUT_OF_RANGE, 12,
-            )  # fmt: skip
-        last = offset + nbytes == len(write.into)
-        if bool(header.flags & PduFlag.LAST) != last:
-            text = f"H2CData: LAST at byte {offset + nbytes} of {len(write.into)}"
-            raise Violation(text, Fatal.HEADER_FIELD, 1)
-        return write.into[offset : offset + nbytes]
+                f"H2CData for bytes {offset} to {end} of {whole}, {write.received} are there",
+                Fatal.OUT_OF_RANGE if end > whole else Fatal.SEQUENCE,
+            )
+        if bool(header.flags & _LAST) != (end == whole):
+            raise Violation(f"H2CData: flags {header.flags:#x} at byte {end} of {whole}")
+        self._landing = write
+        return write.into[offset:end]
 
     def _data_arrived(self, header: Header, intact: bool) -> None:
-        cid = DATA_BODY.unpack(header.body)[0]
-        write = self._writes[cid]
+        write, self._landing = self._landing, None
+        assert write is not None
         write.received += header.data_bytes
         write.broken = write.broken or not intact
         if write.received == len(write.into):
-            del self._writes[cid]
-            self.arrived.append((cid, not write.broken))
+            del self._writes[write.cid]
+            self.arrived.append((write.cid, not write.broken))
 
     def _answer(self, cid: int, status: int, result: int) -> bytes:
         head = self._head if self._flow_control else 0xFFFF
