@@ -19,6 +19,7 @@ _SGLS = 0x1  # supported, any alignment
 _SGLS_OFFSET = 1 << 20  # in-capsule offset in the descriptor
 _ONCS_WRITE_ZEROES = 1 << 3
 _VWC_PRESENT = 1  # there is a write cache: flush matters
+_VENDOR, _EPOCH_MARK = 3072, b"hyades-epoch-1:\0"  # vendor specific bytes: mark, cache epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,9 @@ class ControllerInfo:
     keep_alive: int = 1  # granularity in 100 ms
     write_zeroes: bool = True
     write_cache: bool = True
+    # Hyades only, all zeros elsewhere: as long as it is the same, the target has lost no write that
+    # it completed (it changes when the machine, or an in-memory namespace, starts anew)
+    cache_epoch: bytes = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ def build_controller(info: ControllerInfo) -> bytes:
     raw = info.subnqn.encode()
     data[768 : 768 + len(raw)] = raw
     pack_into("<IIHBB", data, 1792, (SQE_BYTES + info.in_capsule) // 16, 1, 0, 0, 1)
+    if any(info.cache_epoch):
+        data[_VENDOR : _VENDOR + 32] = _EPOCH_MARK + info.cache_epoch
     return bytes(data)
 
 
@@ -116,6 +122,9 @@ def parse_controller(data: bytes | memoryview) -> ControllerInfo:
         keep_alive=keep_alive,
         write_zeroes=bool(data[520] & _ONCS_WRITE_ZEROES),
         write_cache=bool(data[525] & 1),
+        cache_epoch=data[_VENDOR + 16 : _VENDOR + 32]
+        if data[_VENDOR : _VENDOR + 16] == _EPOCH_MARK
+        else bytes(16),
     )
 
 

@@ -1,0 +1,84 @@
+"""What the transport's thread knows of a live session: its I/O queues, and which row each command
+of theirs belongs to."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hyades.common.errors import PeerError
+from hyades.common.nvme.pdu import Violation
+from hyades.proxy.transports.nvme_paths import Path
+from hyades.proxy.transports.nvme_session import Session
+from hyades.proxy.transports.nvme_wire import Gone, Wire
+
+
+class Lane:
+    """One I/O queue."""
+
+    __slots__ = ("link", "queue", "rows", "wire")
+
+    def __init__(self, link: "Link", wire: Wire) -> None:
+        self.link, self.wire, self.queue = link, wire, wire.queue
+        self.rows = [0] * wire.queue.depth  # by command id
+
+
+class Link:
+    """One live session."""
+
+    __slots__ = ("dirty", "flushes", "lanes", "path", "session", "shunned_until")
+
+    def __init__(self, path: Path, session: Session) -> None:
+        self.path, self.session = path, session
+        self.lanes = [Lane(self, wire) for wire in session.wires]
+        self.dirty = False  # writes completed here since the last flush was sent
+        self.flushes = 0  # that are out
+        self.shunned_until = 0.0  # it said that it cannot reach the namespace now
+
+    @property
+    def outstanding(self) -> int:
+        """Commands that are out."""
+        return sum(lane.queue.outstanding for lane in self.lanes)
+
+    def cut(self, error: PeerError) -> Iterator[int]:
+        """End it, and close its I/O queues; yield the rows that were out."""
+        self.session.end(error)
+        by_peer = isinstance(error, Gone) and error.by_peer
+        for lane in self.lanes:
+            if isinstance(error, Violation):
+                with contextlib.suppress(PeerError):  # the TermReq, if it still goes out
+                    lane.wire.send()
+            # What the target has not read must not be executed after it was sent again elsewhere.
+            lane.wire.close(reset=not by_peer)
+            for cid in lane.queue.close():
+                yield lane.rows[cid]
+
+    def leave(self) -> Iterator[int]:
+        """Close the I/O queues in order; yield the rows that were out."""
+        for lane in self.lanes:
+            lane.wire.close()
+            for cid in lane.queue.close():
+                yield lane.rows[cid]
+
+    def quiet_for(self, now: float) -> float:
+        """Return for how many seconds the target owes an answer without giving a sign of life."""
+        since = [lane.queue.quiet_since() for lane in self.lanes]
+        return max((now - t for t in since if t is not None), default=0.0)
+
+    def stats(self) -> dict[str, Any]:
+        """Return what it has moved."""
+        return {
+            "queues": len(self.lanes),
+            "outstanding": self.outstanding,
+            "bytes_received": sum(lane.queue.bytes_in for lane in self.lanes),
+        }
+
+
+def least_loaded(lanes: Sequence[Lane]) -> Lane | None:
+    """Return the lane with the fewest commands out that takes one more, None where none does."""
+    best, load = None, 1 << 30
+    for lane in lanes:
+        queue = lane.queue
+        out = queue.outstanding
+        if out < load and out < queue.depth:
+            best, load = lane, out
+    return best

@@ -1,0 +1,177 @@
+"""The ways to one namespace: each path has a thread that connects, keeps alive, and reconnects.
+
+States of a path: CONNECTING -> LIVE -> CONNECTING ..., and CLOSED at the end.  Rules:
+1. A path's thread makes one session after the other.  It offers each to the transport, which takes
+   it in `changes`; see nvme_session.py for who touches what.
+2. Between two attempts it waits: reconnect_delay, doubled each time up to 5 s, and from the
+   beginning again after a session that lasted.
+3. Every session must lead to the same namespace: NGUID, size and block size are compared with
+   those of the first one.  A path that leads elsewhere stays unused, and says why.
+"""
+
+import threading
+import time
+
+from hyades.common.errors import BackendMissing, HyadesError, UsageError
+from hyades.common.interrupts import undisturbed
+from hyades.common.nvme.identify import ControllerInfo, NamespaceInfo
+from hyades.proxy.transports.nvme_session import Session, Stopped, Waker
+from hyades.proxy.transports.nvme_url import Address, Options
+
+_LONGEST_DELAY = 5.0
+_LASTED = 5.0  # seconds after which a session counts as one that worked
+_OTHERS = 1.0  # seconds that opening waits for the other paths once one is live
+_JOIN = 5.0
+
+
+class OtherNamespace(UsageError):  # noqa: N818
+    """A path leads to another namespace than the first one."""
+
+
+class Path:
+    """One address and its thread."""
+
+    def __init__(self, owner: "Paths", index: int, address: Address) -> None:
+        self.address, self.index = address, index
+        self.problem: HyadesError | None = None  # why it is not live
+        self.tried = False  # the first attempt is over
+        self.connects = 0
+        self.connect_seconds = 0.0  # of the last session
+        self.waker = Waker()
+        self._owner = owner
+        self.thread = threading.Thread(target=self._run, name=f"hyades-nvme-{address}", daemon=True)
+
+    def _run(self) -> None:
+        owner, options = self._owner, self._owner.options
+        delay = options.reconnect_delay
+        while not owner.stopping:
+            session = Session(options, self.address, self.waker, owner.is_stopping)
+            begin = time.monotonic()
+            try:
+                session.open()
+                owner.check(session)
+            except HyadesError as error:
+                session.close()
+                where = options.place(self.address)
+                known = str(self.address) in str(error)
+                owner.failed(self, error if known else type(error)(f"{where}: {error}"))
+            else:
+                self.connects += 1
+                self.connect_seconds = session.connect_seconds
+                owner.offer(self, session)
+                session.keep_alive()
+                session.close()
+                owner.failed(self, session.reason or Stopped("closed"))
+                if time.monotonic() - begin > _LASTED:
+                    delay = options.reconnect_delay
+            owner.pause(self, delay)
+            delay = min(2 * delay, _LONGEST_DELAY)
+
+
+class Paths:
+    """All paths of one transport."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.waker = Waker()  # wakes the transport's thread
+        self.stopping = False
+        self.news = False  # set before the waker is used, cleared by the transport's thread
+        self.controller: ControllerInfo
+        self.namespace: NamespaceInfo
+        self._known = False
+        self._changed = threading.Condition()
+        self._offered: list[tuple[Path, Session]] = []
+        self.paths = [Path(self, i, a) for i, a in enumerate(options.addresses)]
+
+    def open(self) -> None:
+        """Return when one path is live; the error of the first path where none can be."""
+        with undisturbed():
+            for path in self.paths:
+                path.thread.start()
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._known or all(p.tried for p in self.paths))
+                self._changed.wait_for(lambda: all(p.tried for p in self.paths), _OTHERS)
+            self._refuse()
+        except BaseException:
+            self.close()
+            raise
+
+    def changes(self) -> list[tuple[Path, Session]]:
+        """Return the sessions that became live since the last call, and take them."""
+        with self._changed:
+            offered, self._offered = self._offered, []
+        return [(path, session) for path, session in offered if session.take()]
+
+    def stop(self) -> None:
+        """Tell every path to end."""
+        self.stopping = True
+        for path in self.paths:
+            path.waker.wake()
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End every path; its sessions leave in order."""
+        self.stop()
+        for path in self.paths:
+            if path.thread.ident is not None:
+                path.thread.join(_JOIN)
+            if not path.thread.is_alive():
+                path.waker.close()
+
+    # -- what the paths call
+
+    def is_stopping(self) -> bool:
+        """Return whether the transport is being closed."""
+        return self.stopping
+
+    def check(self, session: Session) -> None:
+        """Take what the first session says; UsageError where a later one says something else."""
+        with self._changed:
+            if not self._known:
+                self.controller, self.namespace = session.controller, session.namespace
+                self._known = True
+                return
+        ours, theirs = self.namespace, session.namespace
+        if ours != theirs:
+            first = self.options.place(self.paths[0].address)
+            raise OtherNamespace(
+                f"{self.options.place(session.address)} is another namespace than {first}:"
+                f" {_say(theirs)}, not {_say(ours)}"
+            )
+
+    def offer(self, path: Path, session: Session) -> None:
+        """Hand *session* to the transport."""
+        with self._changed:
+            path.problem, path.tried = None, True
+            self._offered.append((path, session))
+            self.news = True
+            self._changed.notify_all()
+        self.waker.wake()
+
+    def failed(self, path: Path, error: HyadesError) -> None:
+        """Note why *path* is not live."""
+        with self._changed:
+            path.problem, path.tried = error, True
+            self.news = True
+            self._changed.notify_all()
+        self.waker.wake()
+
+    def pause(self, path: Path, seconds: float) -> None:
+        """Let *seconds* pass, fewer where the transport is closed."""
+        del path
+        with self._changed:
+            self._changed.wait_for(self.is_stopping, seconds)
+
+    def _refuse(self) -> None:
+        """Raise what keeps this transport from being opened, if anything does."""
+        problems = [path.problem for path in self.paths if path.problem is not None]
+        for problem in problems:
+            if isinstance(problem, BackendMissing | OtherNamespace) or not self._known:
+                raise problem
+
+
+def _say(info: NamespaceInfo) -> str:
+    guid = f", NGUID {info.guid.hex()}" if any(info.guid) else ""
+    return f"{info.blocks} blocks of {info.block_bytes} bytes{guid}"
