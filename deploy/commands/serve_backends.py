@@ -52,9 +52,10 @@ def serve_external(
         for path in export.namespaces:
             stack.enter_context(closing(FileBlocks(path, writable=True)))
         provision = Provision(target, export, journal)
-        for line in provision.start():
-            click.echo(line)
+        applied = provision.start()
         try:
+            for line in applied:
+                click.echo(line)
             addresses = [f"{_bracket(host)}:{port}" for host, port in export.listen]
             click.echo(f"{export.nqn} is served at {', '.join(addresses)}; Ctrl-C ends that")
             if ready_file is not None:

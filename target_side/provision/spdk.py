@@ -27,6 +27,7 @@ _FIX = (
     "start SPDK's target (build/bin/nvmf_tgt -r SOCKET) and name its socket with --spdk-socket,"
     " or use --backend embedded"
 )
+_REFUSED = "Got JSON-RPC error response"  # in the client's message; else the connection broke
 _ENGINES = ("uring", "aio")  # in order of preference
 
 
@@ -60,25 +61,29 @@ class Client:
     def call(self, method: str, params: dict[str, Any] | None = None) -> Any:
         """Return the result of *method*; UsageError names it and what SPDK says."""
         if self._client is None:
-            raise BackendMissing(f"the SPDK application at {self.socket} is gone: {_FIX}")
+            raise self._gone("the connection is closed")
         try:
             return self._client.call(method, dict(params or {}))
         except self._refused as error:
-            raise UsageError(f"SPDK refuses {method}: {_reason(str(error))}") from error
+            if _REFUSED in str(error):
+                raise UsageError(f"SPDK refuses {method}: {_reason(str(error))}") from error
+            raise self._gone(f"{method}: {_reason(str(error))}") from error
         except (OSError, ValueError) as error:
-            self._client = None
-            raise BackendMissing(
-                f"the SPDK application at {self.socket} is gone ({error}): {_FIX}"
-            ) from error
+            raise self._gone(f"{method}: {error}") from error
+
+    def _gone(self, why: str) -> BackendMissing:
+        # Not used again even after a mere timeout: the late answer would be taken for the next.
+        self.close()
+        return BackendMissing(f"the SPDK application at {self.socket} is gone ({why}): {_FIX}")
 
     def close(self) -> None:
         """Close the socket."""
         if self._client is not None:
+            client, self._client = self._client, None
             try:
-                self._client.close()
-            except OSError:
-                self._client.sock = None  # the application closed it first
-            self._client = None
+                client.close()
+            except OSError:  # the application closed it first
+                client.sock.close()
 
 
 @dataclass(frozen=True)
