@@ -146,7 +146,7 @@ class TargetQueue:
             if not isinstance(payload, memoryview):
                 raise UsageError("a data digest needs the data in memory")
             digest = crc32c(payload).to_bytes(DIGEST_BYTES, "little")
-        success = success and not self._flow_control
+        success = success and answer and not self._flow_control
         flags = _LAST_AND_SUCCESS if success else _LAST
         body = DATA_BODY.pack(cid, 0, 0, nbytes, 0)
         self._out.append(self._pdu(PduType.C2H_DATA, flags, body, nbytes))
