@@ -128,6 +128,30 @@ COMPLETION = np.dtype(
     [("cookie", "<u8"), ("status", "<i4"), ("nbytes", "<u4"), ("crc", "<u4"), ("reserved", "<u4")]
 )
 
+# Head of a view: HEAD, the spec as JSON, then uint32 counts of rows by range (sparse views); zeros
+# up to whole blocks.  `crc` covers all of it, itself counted as zero.
+VIEW_MAGIC = b"HYVIEWV1"
+VIEW_HEAD = np.dtype(
+    [
+        ("magic", "S8"), ("version", "<u4"), ("block", "<u4"),
+        ("spec_bytes", "<u4"), ("counts", "<u4"),
+        ("blocks", "<u4"),  # of the head: page 0 begins after them
+        ("crc", "<u4"), ("reserved", "V32"),
+    ]
+)  # fmt: skip
+# A page of a view ends with VIEW_TRAILER, at the end of the page's used blocks.  A sparse page
+# begins with VIEW_PAGE; uint16 local ids follow, then rows at a multiple of 64 (views.py).
+VIEW_PAGE_MAGIC = 0x50565948  # "HYVP" little-endian
+VIEW_PAGE = np.dtype(
+    [
+        ("magic", "<u4"), ("version", "<u4"),
+        ("page", "<u4"), ("range", "<u4"),
+        ("first", "<u4"), ("count", "<u4"),  # of the range's rows, by place among them
+        ("total", "<u4"), ("row_bytes", "<u4"),  # total: rows of the range
+    ]
+)  # fmt: skip
+VIEW_TRAILER = np.dtype("<u4")
+
 
 def int8_row(width: int) -> np.dtype[np.void]:
     """Return a row of *width* int8 codes, zeros up to a multiple of 4 bytes, and its scale."""
@@ -151,3 +175,6 @@ assert DIRECTORY.itemsize == 16
 assert REQUEST.itemsize == 64
 assert COMPLETION.itemsize == 24
 assert [int8_row(width).itemsize for width in (1, 4, 5)] == [8, 8, 12]
+assert VIEW_HEAD.itemsize == 64
+assert VIEW_PAGE.itemsize == 32
+assert VIEW_TRAILER.itemsize == 4
