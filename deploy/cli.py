@@ -36,6 +36,7 @@ COMMANDS = {
     "ingest": "turn edges and features into a volume",
     "refresh": "compute the embeddings of every vertex",
     "export": "write embeddings to .npy, .parquet or .safetensors",
+    "serve": "serve volumes to other machines over NVMe/TCP",
     "inspect": "show what a volume holds, and verify its checksums",
     "model": "show what a checkpoint holds",
     "doctor": "show what this machine can do and what is missing",

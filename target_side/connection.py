@@ -1,0 +1,231 @@
+"""The edge of one connection: a thread, a socket that never blocks, and a TargetQueue.
+
+Rules:
+1. A turn is: send what can be sent, receive what is there, start the commands that came; then wait
+   in poll.  It receives while it cannot send, so two peers that both only send never lock up.
+2. Commands are started in order.  One that needs a buffer waits for it at the head of the line; the
+   buffers that this connection holds come back regardless (pool.py).
+3. A peer that owes data (after an R2T) or is owed data, and moves less than a trickle for
+   `Limits.stall` seconds, is cut; so is one that has not connected after `Limits.handshake`.
+4. Draining: commands that have begun end as usual, later ones end with ABORTED_QUEUE_DELETED (a
+   host sends them again elsewhere); then the connection is closed.
+5. `cut` and `wake` may be called from any thread; all else belongs to the connection's own.
+Must stay in sync: executor.py starts and ends the commands.
+"""
+
+import os
+import select
+import socket
+import ssl
+import time
+from contextlib import suppress
+
+from hyades.common.errors import PeerError
+from hyades.common.nvme.pdu import Violation
+from hyades.common.nvme.target import TargetQueue
+from hyades.common.nvme.tls import wrap_server
+from hyades.target_side.controller import Controller
+from hyades.target_side.counters import Counters
+from hyades.target_side.events import Accepted, Closed, Refused
+from hyades.target_side.executor import Executor
+from hyades.target_side.output import Output
+from hyades.target_side.service import Service
+
+_RECEIVES = 64  # at most in one turn
+_TRICKLE = 1024  # bytes a second, the least that counts as moving
+_TICK = 1.0  # seconds between looks at the deadlines
+_FAREWELL = 1.0  # seconds that the peer has to take the last bytes
+
+
+class Connection:
+    """See the module."""
+
+    def __init__(self, sock: socket.socket, peer: str, service: Service) -> None:
+        limits = service.limits
+        self.sock, self.peer, self.service = sock, peer, service
+        self.local = str(sock.getsockname()[0])
+        self.controller: Controller | None = None
+        self.qid = 0
+        self.tls = service.keys is not None
+        self.born = self.last_heard = time.monotonic()
+        self.counters: Counters = service.totals.open()
+        self.queue = TargetQueue(
+            depth=min(32, limits.depth), in_capsule=limits.in_capsule,
+            max_h2c=min(limits.max_data_pdu, limits.max_transfer),
+        )  # fmt: skip
+        self.draining = False
+        self._cut = ""
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._window, self._window_bytes = self.born, 0
+        self._received = 0
+        self.output = Output(sock, service.pool)
+        self.executor = Executor(self)
+        self._poll = select.poll()
+
+    def run(self) -> None:
+        """Serve until the connection is over."""
+        reason = "the thread has failed"
+        try:
+            reason = self._serve()
+        except Violation as violation:
+            self.service.totals.violations += 1
+            reason = str(violation)
+            self.output.abandon()
+            self.output.push(self.queue.take_output())
+        except PeerError as error:
+            reason = str(error)
+        except OSError as error:
+            reason = error.strerror or str(error)
+        finally:
+            self._end(reason)
+
+    def cut(self, reason: str) -> None:
+        """End the connection soon, whatever is in flight."""
+        self._cut = self._cut or reason
+        self.wake()
+
+    def drain(self) -> None:
+        """End the connection when what is in flight has ended."""
+        self.draining = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Make a waiting connection look around."""
+        with suppress(OSError):  # it has ended meanwhile
+            os.eventfd_write(self._wake_fd, 1)
+
+    def joined(self, controller: Controller) -> None:
+        """Report that this connection is a queue now."""
+        self.service.totals.accepted += 1
+        want = controller.connected
+        self.service.sink.emit(
+            Accepted(
+                self.peer, want.hostnqn, want.subnqn, controller.cntlid, self.qid,
+                self.queue.depth, self.queue.digests, self.tls,
+            )
+        )  # fmt: skip
+
+    def refused(self, reason: str) -> None:
+        """Report a Connect that was refused."""
+        self.service.totals.refused += 1
+        self.service.sink.emit(Refused(self.peer, reason))
+
+    # -- the loop
+
+    def _serve(self) -> str:
+        self.sock.setblocking(False)
+        self._poll.register(self._wake_fd, select.POLLIN)
+        self._poll.register(self.sock.fileno(), select.POLLIN)
+        if self.service.keys is not None:
+            self._shake_hands()
+        while True:
+            blocked = not self.executor.pump()
+            if self._cut:
+                return self._cut
+            if self.draining and self.executor.idle and not blocked:
+                return "the target stops"
+            if not self._receive():
+                self._wait(blocked)
+
+    def _receive(self) -> bool:
+        """Take what is there; return whether there was something."""
+        for turn in range(_RECEIVES):
+            try:
+                count = self._receive_once()
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return turn > 0
+            if not count:
+                whole = self.queue.idle or self.executor.only_events
+                raise PeerError("closed by the host" if whole else "closed by the host, half-way")
+            self._received += count
+            now = time.monotonic()
+            self.last_heard = now
+            self.queue.received(count, now)
+            if self.queue.commands or self.queue.arrived:
+                self.executor.take(now)
+        return True
+
+    def _receive_once(self) -> int:
+        if self.tls:
+            return self.sock.recv_into(self.queue.buffers()[0])
+        return self.sock.recvmsg_into(self.queue.buffers())[0]
+
+    def _wait(self, blocked: bool) -> None:
+        """Sleep until something happens; look at the deadlines."""
+        events = select.POLLIN | (select.POLLOUT if blocked else 0)
+        self._poll.modify(self.sock.fileno(), events)
+        for fd, _ in self._poll.poll(_TICK * 1000):
+            if fd == self._wake_fd:
+                with suppress(BlockingIOError):
+                    os.eventfd_read(fd)
+        now = time.monotonic()
+        if self.controller is None and now - self.born > self.service.limits.handshake:
+            raise PeerError(f"not connected after {self.service.limits.handshake:g} s")
+        self._check_stall(now, owing=blocked or self.executor.awaits_data)
+
+    def _check_stall(self, now: float, *, owing: bool) -> None:
+        moved, limit = self._received + self.output.moved, self.service.limits.stall
+        if not owing:
+            self._window, self._window_bytes = now, moved
+        elif now - self._window > limit:
+            if moved - self._window_bytes < _TRICKLE * limit:
+                self.service.totals.stalled += 1
+                raise PeerError(
+                    f"stalled: {moved - self._window_bytes} bytes in {limit:g} s with data due"
+                )
+            self._window, self._window_bytes = now, moved
+
+    def _shake_hands(self) -> None:
+        assert self.service.keys is not None
+        tls = wrap_server(self.sock, self.service.keys, handshake=False)
+        self.sock = tls
+        self.output.attach(tls)
+        while True:
+            try:
+                tls.do_handshake()
+                return
+            except ssl.SSLWantReadError:
+                self._wait(blocked=False)
+            except ssl.SSLWantWriteError:
+                self._wait(blocked=True)
+            if self._cut:
+                raise PeerError(self._cut)
+
+    # -- the end
+
+    def _end(self, reason: str) -> None:
+        service = self.service
+        controller, qid = self.controller, self.qid
+        with service.lock:
+            others = service.target.leave(self)
+        for link in others:
+            if not self.draining and isinstance(link, Connection):
+                link.cut("the controller's admin queue is gone")
+        service.pool.forget(self)
+        with suppress(OSError):
+            self._say_farewell()
+        self.queue.close()
+        self.executor.abandon()
+        self.output.abandon()
+        self.sock.close()
+        os.close(self._wake_fd)
+        service.totals.close(self.counters)
+        if controller is None:
+            self.refused(reason)
+        else:
+            service.sink.emit(Closed(self.peer, controller.cntlid, qid, reason))
+
+    def _say_farewell(self) -> None:
+        """Send what is left and wait for the peer to close: a reset would take it back."""
+        deadline = time.monotonic() + _FAREWELL
+        while not self.output.send() and time.monotonic() < deadline:
+            poll = select.poll()
+            poll.register(self.sock.fileno(), select.POLLOUT)
+            poll.poll(100)
+        if self.tls and isinstance(self.sock, ssl.SSLSocket):
+            with suppress(OSError, ValueError):
+                self.sock.unwrap()
+        self.sock.shutdown(socket.SHUT_WR)
+        self.sock.settimeout(_FAREWELL / 4)
+        while time.monotonic() < deadline and self.sock.recv(1 << 16):
+            pass

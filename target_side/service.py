@@ -1,0 +1,24 @@
+"""What all connections of a target share."""
+
+import threading
+from dataclasses import dataclass, field
+
+from hyades.common.nvme.psk import Keyring
+from hyades.target_side.counters import Totals
+from hyades.target_side.events import NullSink, Sink
+from hyades.target_side.limits import Limits
+from hyades.target_side.pool import BufferPool
+from hyades.target_side.subsystem import Target
+
+
+@dataclass(slots=True)
+class Service:
+    """The controllers (under `lock`), the buffers, the counts, where events go, the keys."""
+
+    target: Target
+    limits: Limits
+    pool: BufferPool
+    totals: Totals = field(default_factory=Totals)
+    sink: Sink = field(default_factory=NullSink)
+    keys: Keyring | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
