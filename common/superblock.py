@@ -13,7 +13,7 @@ from hyades.common.blocks import BlockDevice
 from hyades.common.catalog import FIRST_LBA, Extent
 from hyades.common.checksum import crc32c
 from hyades.common.errors import DataError, DeviceLost
-from hyades.common.layout import BLOCK, FORMAT_VERSION, SUPERBLOCK, SUPERBLOCK_MAGIC
+from hyades.common.layout import BLOCK, FORMAT_VERSION, STRIPE_MAGIC, SUPERBLOCK, SUPERBLOCK_MAGIC
 
 MAX_CATALOG = 1 << 28
 _MAX_GENERATION = 1 << 62
@@ -48,12 +48,19 @@ class Superblock:
         return record.tobytes()
 
 
+def is_superblock(data: bytes | bytearray) -> bool:
+    """Say whether a block begins like a superblock, whole or not."""
+    return bytes(data[: len(SUPERBLOCK_MAGIC)]) == SUPERBLOCK_MAGIC
+
+
 def unpack(data: bytes | bytearray) -> Superblock | str:
     """Return the superblock in *data*, or why it is none; only magic and CRC are judged here."""
     record = np.frombuffer(data, SUPERBLOCK)[0]
     magic = bytes(data[: len(SUPERBLOCK_MAGIC)])
     if not any(data):
         return "is empty"
+    if magic == STRIPE_MAGIC:
+        return "belongs to a stripe: name all its members, stripe:URL,URL"
     if magic != SUPERBLOCK_MAGIC:
         return f"starts with {magic!r}, not {SUPERBLOCK_MAGIC!r}"
     blank = bytearray(data)

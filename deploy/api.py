@@ -26,6 +26,7 @@ from hyades.common.volume import Volume
 from hyades.deploy import assemble
 from hyades.deploy.machine import cores
 from hyades.deploy.original import read_original
+from hyades.deploy.outputs import open_outputs, source_of, take_outputs
 from hyades.deploy.report.build import candidates_of
 from hyades.deploy.report.model import Candidate, Report
 from hyades.deploy.report.write import write_report
@@ -124,6 +125,11 @@ def open(url: str | Path, writable: bool = False) -> VolumeHandle:  # noqa: A001
     return VolumeHandle(open_volume(str(url), writable=writable), str(url))
 
 
+def open_output(url: str | Path, source: VolumeHandle) -> VolumeHandle:
+    """Open, or make, the volume for outputs of *source* at a path or URL."""
+    return VolumeHandle(open_outputs(str(url), source.volume, source.url), str(url))
+
+
 @contextmanager
 def _opened(volume: VolumeHandle | str | Path, writable: bool) -> Iterator[VolumeHandle]:
     if isinstance(volume, VolumeHandle):
@@ -132,6 +138,23 @@ def _opened(volume: VolumeHandle | str | Path, writable: bool) -> Iterator[Volum
         return
     with open(volume, writable) as handle:
         yield handle
+
+
+@contextmanager
+def _target(
+    place: VolumeHandle | str | Path | None, source: VolumeHandle
+) -> Iterator[VolumeHandle]:
+    """Give the volume that takes outputs: *source* where no other *place* is named."""
+    if place is None or place is source:
+        with source.writing():
+            yield source
+    elif isinstance(place, VolumeHandle):
+        with place.writing():
+            take_outputs(place.volume, source.volume, source.url)
+            yield place
+    else:
+        with open_output(place, source) as handle:
+            yield handle
 
 
 def _fanouts(fanout: Sequence[int] | None, layers: int) -> tuple[int, ...]:
@@ -155,6 +178,9 @@ def _prepare(
     graph = volume.catalog.graph
     if graph is None:
         raise UsageError(f"{handle.url} holds no graph: run `hyades ingest` first")
+    read = source_of(volume)
+    if read is not None:
+        raise UsageError(f"{handle.url} holds only outputs: refresh from {read[0]}")
     if graph.features not in volume.catalog.objects:
         raise UsageError(f"{handle.url} holds no features: ingest again with --features")
     if dtype not in _DTYPES:
@@ -244,8 +270,8 @@ def _take_up(volume: Volume, out: str, mark: str, resume: bool) -> None:
 
 
 def _put_together(
-    store: Volume, prepared: _Prepared, options: RunOptions, devices: Sequence[Transport],
-    events: _ProgressSink,
+    source: Volume, store: Volume, prepared: _Prepared, options: RunOptions,
+    devices: Sequence[Transport], events: _ProgressSink,
 ) -> tuple[Refresh, Proxy]:  # fmt: skip
     """Return a run and its proxy, not started."""
     proxy = Proxy(
@@ -253,8 +279,8 @@ def _put_together(
         assemble.make_arena(prepared.plan, devices), devices, events,
     )  # fmt: skip
     run = Refresh(
-        store, store, proxy.port(), prepared.request, prepared.plan, prepared.topology,
-        load_vertices(store), options, events, lambda: assemble.volume_traffic(proxy),
+        source, store, proxy.port(), prepared.request, prepared.plan, prepared.topology,
+        load_vertices(source), options, events, lambda: assemble.volume_traffic(proxy),
     )  # fmt: skip
     return run, proxy
 
@@ -265,16 +291,20 @@ def refresh(
     dtype: str = "float32", plan: str | None = None, resume: bool = False, force: bool = False,
     progress: ProgressCallback | None = None, report_dir: str | Path | None = None,
     sink: Sink | None = None, checkpoint_seconds: float = 2.0,
+    output_volume: VolumeHandle | str | Path | None = None,
 ) -> RefreshResult:  # fmt: skip
     """Compute *model* for every vertex; store the rows [V, D] as output *out*; see docs/api.md."""
     if not 0 <= seed < 1 << 63:
         raise UsageError(f"--seed {seed}: from 0 to 2^63 - 1")
     with (
-        one_signal_at_a_time(), _opened(volume, True) as handle, warmed_up(handle.url, progress),
+        one_signal_at_a_time(), _opened(volume, output_volume is None) as handle,
+        _target(output_volume, handle) as target, warmed_up(handle.url, progress),
         assemble.MemoryWatch() as watch,
     ):  # fmt: skip
         began, started = time.perf_counter(), datetime.now(UTC)
-        store = handle.volume
+        store, urls = target.volume, [handle.url]
+        if target is not handle:
+            urls.append(target.url)
         _check_name(store, out, resume, force)
         prepared = _prepare(handle, model, memory, fanout, threads, dtype, plan)
         mark = fingerprint_run(prepared.plan, seed, prepared.request.fanouts)
@@ -282,8 +312,8 @@ def refresh(
         events = _ProgressSink(progress, sink, len(prepared.plan.stages))
         reserve_run(store, prepared.plan, out, mark)
         settings = RunOptions(out, seed, checkpoint_seconds=checkpoint_seconds)
-        with assemble.opened_devices(handle.url) as devices:
-            run, proxy = _put_together(store, prepared, settings, devices, events)
+        with assemble.opened_devices(*urls) as devices:
+            run, proxy = _put_together(handle.volume, store, prepared, settings, devices, events)
             try:
                 proxy.start()
                 run.run()
@@ -300,7 +330,7 @@ def refresh(
         }  # fmt: skip
         report = assemble.make_report(
             assemble.Finished(
-                handle.url, out, prepared.model, prepared.request, prepared.plan, run, proxy, watch,
+                urls, out, prepared.model, prepared.request, prepared.plan, run, proxy, watch,
                 events.kept.events, options, started.isoformat(timespec="seconds"), began, resume,
             )
         )  # fmt: skip

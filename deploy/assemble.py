@@ -14,7 +14,7 @@ from hyades.common.interrupts import undisturbed
 from hyades.common.trace import Event
 from hyades.deploy.machine import this_machine
 from hyades.deploy.report import build
-from hyades.deploy.report.model import Graph, Memory, Report, Traffic
+from hyades.deploy.report.model import Graph, Memory, Report, Traffic, VolumeTraffic
 from hyades.gpu_side.models.ir import Model
 from hyades.gpu_side.plan import RunPlan
 from hyades.gpu_side.price import PlanRequest
@@ -25,15 +25,22 @@ from hyades.proxy.registry import open_transport
 from hyades.proxy.transport import Transport
 
 
-def open_devices(url: str) -> list[Transport]:
-    """Open device 0: the volume's pages."""
-    return [open_transport(url)]
+def open_devices(source: str, outputs: str | None = None) -> list[Transport]:
+    """Open device 0, the volume's pages, and device 1 where outputs lie elsewhere."""
+    if outputs is None:
+        return [open_transport(source)]
+    devices = [open_transport(source, writable=False)]
+    try:
+        return [*devices, open_transport(outputs)]
+    except BaseException:
+        devices[0].close()
+        raise
 
 
 @contextmanager
-def opened_devices(url: str) -> Iterator[list[Transport]]:
+def opened_devices(source: str, outputs: str | None = None) -> Iterator[list[Transport]]:
     """Open the devices of a run for the time of a block."""
-    devices = open_devices(url)
+    devices = open_devices(source, outputs)
     try:
         yield devices
     finally:
@@ -48,9 +55,17 @@ def make_arena(plan: RunPlan, devices: Sequence[Transport]) -> NDArray[np.uint8]
 
 
 def volume_traffic(proxy: Proxy) -> tuple[int, int]:
-    """Return the bytes that device 0 has read and written so far."""
-    device = proxy.stats()["devices"][0]
-    return int(device["bytes_read"]), int(device["bytes_written"])
+    """Return the bytes that all devices have read and written so far."""
+    stats = proxy.stats()
+    return int(stats["bytes_read"]), int(stats["bytes_written"])
+
+
+def traffic_by_volume(proxy: Proxy, urls: Sequence[str]) -> list[VolumeTraffic]:
+    """Return what was moved to and from each volume; *urls* are those of the devices."""
+    return [
+        VolumeTraffic(volume=url, read=moved["bytes_read"], written=moved["bytes_written"])
+        for url, moved in zip(urls, proxy.stats()["devices"], strict=True)
+    ]
 
 
 def _resident() -> int:
@@ -89,7 +104,7 @@ class MemoryWatch:
 class Finished:
     """What a report is made of."""
 
-    url: str
+    urls: list[str]  # of the volume, and of the output volume where there is one
     out: str
     model: Model
     request: PlanRequest
@@ -125,7 +140,7 @@ def make_report(done: Finished) -> Report:
         seconds=time.perf_counter() - done.began,
         resumed=done.resumed,
         graph=Graph(
-            volume=done.url, vertices=graph.vertices, edges=graph.edges + graph.loops,
+            volume=done.urls[0], vertices=graph.vertices, edges=graph.edges + graph.loops,
             feature_width=features.width, feature_dtype=features.dtype, reorder=graph.reorder,
         ),
         machine=this_machine(f"cpu, {done.request.workers} threads"),
@@ -137,6 +152,7 @@ def make_report(done: Finished) -> Report:
             intended=done.plan.scan_bytes, read=read, written=written,
             predicted_read=done.plan.bytes_read, predicted_written=done.plan.bytes_written,
         ),
+        volumes=traffic_by_volume(done.proxy, done.urls),
         counters=build.counters_of(
             done.events, requests=stats["requests"], retries=stats["retries"]
         ),

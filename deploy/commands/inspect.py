@@ -9,6 +9,7 @@ from hyades.common.layout import BLOCK
 from hyades.common.units import format_size
 from hyades.common.volume import Volume
 from hyades.deploy.commands.common import progress_option, table
+from hyades.deploy.outputs import source_of
 from hyades.deploy.progress import Counted, ProgressBar
 from hyades.deploy.volumes import open_volume
 
@@ -51,6 +52,8 @@ def _describe(volume: Volume, infos: list[ObjectInfo]) -> list[str]:
         f"{format_size(volume.free_blocks * BLOCK)} free, "
         f"pages of {format_size(catalog.page_size)}, uuid {volume.uuid}"
     ]
+    if (source := source_of(volume)) is not None:
+        lines.append(f"outputs of {source[0]}, uuid {source[1]}: features and topology lie there")
     if (graph := catalog.graph) is not None:
         kind = "undirected" if graph.undirected else "directed"
         order = graph.reorder
@@ -86,6 +89,7 @@ def _json(volume: Volume, infos: list[ObjectInfo]) -> str:
         "graph": volume.catalog.graph,
         "objects": {info.name: info for info in infos},
         "runs": volume.catalog.runs,
+        "attributes": volume.catalog.attributes,
     }
     return msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
 

@@ -1,5 +1,6 @@
 """hyades refresh."""
 
+from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -60,23 +61,30 @@ class Fanout(click.ParamType):  # type: ignore[type-arg]
     "--report", "report_dir", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
     help="Folder for report.html and report.json; default: NAME-report.",
 )  # fmt: skip
+@click.option(
+    "--output-volume", metavar="URL",
+    help="Where the output, hidden rows and the run's state go; VOLUME is then only read.",
+)  # fmt: skip
 @click.option("--no-report", is_flag=True, help="Write no report.")
 @progress_option
 def command(
     volume: str, model: Path, out: str | None, memory: int, fanout: tuple[int, ...] | None,
     seed: int, threads: int | None, dtype: str, plan: str | None, explain: bool, resume: bool,
-    force: bool, report_dir: Path | None, no_report: bool, progress: bool | None,
+    force: bool, report_dir: Path | None, output_volume: str | None, no_report: bool,
+    progress: bool | None,
 ) -> None:  # fmt: skip
     """Compute the embeddings of every vertex in VOLUME and store them in it as output NAME.
 
     The features are read in order as often as the plan says, never once per edge, and memory stays
     within the budget. An interrupted run (Ctrl-C, kill, power) is continued with --resume and
-    gives the same bits.
+    gives the same bits. With --output-volume, made where there is none, VOLUME may lie on a host
+    that lets it be read only, and several runs may read it at once.
 
     \b
     hyades refresh g.vol --model model.toml --out sage
     hyades refresh g.vol --model model.toml --memory 512MiB --explain
     hyades refresh g.vol --model gcn.pt --out sampled --fanout 10,10 --seed 7
+    hyades refresh nvme+tcp://host:4420/nqn --model gcn.pt --out x --output-volume local.vol
     """
     options: dict[str, Any] = {
         "memory": memory, "fanout": fanout, "seed": seed, "threads": threads, "dtype": dtype,
@@ -89,14 +97,19 @@ def command(
     if out is None:
         raise click.UsageError("Missing option '--out': the name of the output.")
     folder = None if no_report else report_dir or Path(f"{out}-report")
-    with api.open(volume, writable=True) as opened, ProgressBar(force=progress) as bar:
+    with ExitStack() as stack:
+        opened = stack.enter_context(api.open(volume, writable=output_volume is None))
+        target = opened
+        if output_volume is not None:
+            target = stack.enter_context(api.open_output(output_volume, opened))
+        bar = stack.enter_context(ProgressBar(force=progress))
         try:
             result = api.refresh(
                 opened, model, out=out, resume=resume, force=force, progress=bar,
-                report_dir=folder, **options,
+                report_dir=folder, output_volume=None if target is opened else target, **options,
             )  # fmt: skip
         except KeyboardInterrupt as stop:
-            run = opened.catalog.runs.get(out)
+            run = target.catalog.runs.get(out)
             if run is None or run.state != "running":  # not yet, or no longer
                 raise
             hint = "what was done is kept: add --resume to the same command to continue"
@@ -142,6 +155,10 @@ def summary(report: Report) -> str:
     ]  # fmt: skip
     head = ["stage", "", "shape", "plan", "order", "read", "vs plan", "written", "time"]
     traffic, memory, counters = report.traffic, report.memory, report.counters
+    where = [
+        f"{v.volume}: {format_size(v.read)} read, {format_size(v.written)} written"
+        for v in report.volumes
+    ]
     return "\n".join(
         [
             table(head, rows, left=5),
@@ -152,5 +169,6 @@ def summary(report: Report) -> str:
             f"memory: {format_size(memory.used)} of {format_size(memory.budget)}; "
             f"missed {counters.misses:,}, parked {counters.parks:,}, "
             f"resumed {counters.resumes:,}",
+            *(where if len(where) > 1 else ()),
         ]
     )

@@ -102,6 +102,14 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         return self.read / self.intended if self.intended else 1.0
 
 
+class VolumeTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of the whole run that went to and came from one volume."""
+
+    volume: str
+    read: int
+    written: int
+
+
 class Graph(msgspec.Struct, frozen=True, kw_only=True):
     """The volume's graph."""
 
@@ -144,6 +152,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     stages: list[Stage]
     phases: list[Phase]
     timeline: list[Span] = []
+    volumes: list[VolumeTraffic] = []  # the graph's, then that of the outputs where it is another
 
 
 def chosen(report: Report) -> str:

@@ -98,8 +98,8 @@ def faulty_devices(plan: Callable[[], FaultPlan]) -> Iterator[Faults]:
     faults = Faults(plan)
     inner = assemble.open_devices
 
-    def opened(url: str) -> list[Transport]:
-        devices = [FaultyTransport(device, faults.plan()) for device in inner(url)]
+    def opened(*urls: str) -> list[Transport]:
+        devices = [FaultyTransport(device, faults.plan()) for device in inner(*urls)]
         faults.devices += devices
         return list(devices)
 

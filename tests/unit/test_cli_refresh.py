@@ -77,7 +77,7 @@ def test_defaults(api: FakeApi) -> None:
     assert asked == {
         "model": Path("model.toml"), "out": "sage", "memory": 2 << 30, "fanout": None, "seed": 0,
         "threads": None, "dtype": "float32", "plan": None, "resume": False, "force": False,
-        "report_dir": Path("sage-report"),
+        "report_dir": Path("sage-report"), "output_volume": None,
     }  # fmt: skip
     assert result.stderr == ""
     assert result.stdout.endswith("report: sage-report/report.html\n")
