@@ -17,6 +17,7 @@ from hyades.common.nvme.identify import (
     NamespaceInfo,
     parse_active_list,
     parse_controller,
+    parse_descriptors,
     parse_discovery_log,
     parse_namespace,
 )
@@ -109,6 +110,12 @@ def read_namespace(nsid: int) -> Generator[Call, Answer, NamespaceInfo]:
     return parse_namespace(
         (yield from _read(commands.identify(0, nsid), f"Identify Namespace {nsid}"))
     )
+
+
+def read_uuid(nsid: int) -> Generator[Call, Answer, bytes]:
+    """Return the UUID of a namespace, b"" where the controller does not tell one."""
+    code, _, data = yield Call(commands.identify(3, nsid), reads=IDENTIFY_BYTES)
+    return b"" if code else parse_descriptors(data)
 
 
 def read_discovery_log() -> Generator[Call, Answer, list[DiscoveryEntry]]:

@@ -185,6 +185,20 @@ def build_descriptors(uuid: UUID, *, guid: bytes = b"") -> bytes:
     return data.ljust(IDENTIFY_BYTES, b"\0")
 
 
+def parse_descriptors(data: bytes | memoryview) -> bytes:
+    """Return the UUID among the identification descriptors (CNS 3), b"" where there is none."""
+    data = _whole(data, "the identification descriptors")
+    at = 0
+    while at + 4 <= len(data) and data[at]:
+        kind, nbytes = data[at], data[at + 1]
+        if at + 4 + nbytes > len(data):
+            raise PeerError(f"the identification descriptors: {nbytes} bytes at byte {at}")
+        if (kind, nbytes) == (3, 16):
+            return data[at + 4 : at + 20]
+        at += 4 + nbytes
+    return b""
+
+
 def build_discovery_log(generation: int, entries: Sequence[DiscoveryEntry]) -> bytes:
     """Return the discovery log: a header of 1024 bytes and 1024 bytes an entry."""
     data = bytearray(DISCOVERY_ENTRY_BYTES * (1 + len(entries)))

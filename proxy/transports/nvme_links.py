@@ -11,15 +11,27 @@ from hyades.proxy.transports.nvme_paths import Path
 from hyades.proxy.transports.nvme_session import Session
 from hyades.proxy.transports.nvme_wire import Gone, Wire
 
+_NEVER = float("inf")
+
 
 class Lane:
     """One I/O queue."""
 
-    __slots__ = ("link", "queue", "rows", "wire")
+    __slots__ = ("begun", "link", "queue", "rows", "wire")
 
     def __init__(self, link: "Link", wire: Wire) -> None:
         self.link, self.wire, self.queue = link, wire, wire.queue
         self.rows = [0] * wire.queue.depth  # by command id
+        self.begun = [_NEVER] * wire.queue.depth  # when a command that is out was sent
+
+    def sent(self, cid: int, row: int, now: float) -> None:
+        """Note that command *cid* is for *row*."""
+        self.rows[cid], self.begun[cid] = row, now
+
+    def answered(self, cid: int) -> int:
+        """Note the answer to *cid*; return its row."""
+        self.begun[cid] = _NEVER
+        return self.rows[cid]
 
 
 class Link:
@@ -63,6 +75,10 @@ class Link:
         """Return for how many seconds the target owes an answer without giving a sign of life."""
         since = [lane.queue.quiet_since() for lane in self.lanes]
         return max((now - t for t in since if t is not None), default=0.0)
+
+    def oldest_for(self, now: float) -> float:
+        """Return for how many seconds the oldest command is out."""
+        return now - min((min(lane.begun) for lane in self.lanes), default=now)
 
     def stats(self) -> dict[str, Any]:
         """Return what it has moved."""

@@ -14,7 +14,7 @@ import time
 
 from hyades.common.errors import BackendMissing, HyadesError, UsageError
 from hyades.common.interrupts import undisturbed
-from hyades.common.nvme.identify import ControllerInfo, NamespaceInfo
+from hyades.common.nvme.identify import NamespaceInfo
 from hyades.proxy.transports.nvme_session import Session, Stopped, Waker
 from hyades.proxy.transports.nvme_url import Address, Options
 
@@ -76,8 +76,8 @@ class Paths:
         self.waker = Waker()  # wakes the transport's thread
         self.stopping = False
         self.news = False  # set before the waker is used, cleared by the transport's thread
-        self.controller: ControllerInfo
         self.namespace: NamespaceInfo
+        self.max_transfer = 0  # bytes; 0: the controller sets no limit
         self._known = False
         self._changed = threading.Condition()
         self._offered: list[tuple[Path, Session]] = []
@@ -119,6 +119,8 @@ class Paths:
                 path.thread.join(_JOIN)
             if not path.thread.is_alive():
                 path.waker.close()
+        if not any(path.thread.is_alive() for path in self.paths):
+            self.waker.close()
 
     # -- what the paths call
 
@@ -130,7 +132,8 @@ class Paths:
         """Take what the first session says; UsageError where a later one says something else."""
         with self._changed:
             if not self._known:
-                self.controller, self.namespace = session.controller, session.namespace
+                self.namespace = session.namespace
+                self.max_transfer = session.controller.max_transfer
                 self._known = True
                 return
         ours, theirs = self.namespace, session.namespace
@@ -139,6 +142,13 @@ class Paths:
             raise OtherNamespace(
                 f"{self.options.place(session.address)} is another namespace than {first}:"
                 f" {_say(theirs)}, not {_say(ours)}"
+            )
+        limit = session.controller.max_transfer
+        used = min(self.max_transfer or self.options.max_transfer, self.options.max_transfer)
+        if limit and limit < used:
+            raise OtherNamespace(
+                f"{self.options.place(session.address)} takes {limit} bytes at a time, another"
+                f" path {used}: write max_transfer={limit}"
             )
 
     def offer(self, path: Path, session: Session) -> None:

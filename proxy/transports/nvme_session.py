@@ -10,6 +10,8 @@ States: NEW -open-> LIVE -end-> OVER.  Rules:
 """
 
 import contextlib
+import dataclasses
+import errno
 import os
 import select
 import socket
@@ -75,6 +77,11 @@ class Session:
         self._taken = False
         self._admin: Wire | None = None
         self._deadline = 0.0
+
+    @property
+    def granularity(self) -> float:
+        """Seconds by which the target may be late in ending an association."""
+        return self.controller.keep_alive * 0.1
 
     # -- either thread
 
@@ -155,6 +162,9 @@ class Session:
                 f" {', '.join(map(str, active)) or 'none'}: write ?ns=N"
             )
         self.namespace = self._talk(bringup.read_namespace(options.nsid))
+        if not any(self.namespace.guid):
+            uuid = self._talk(bringup.read_uuid(options.nsid))
+            self.namespace = dataclasses.replace(self.namespace, guid=uuid)
         limit = min(found.max_depth, max(2, found.info.max_commands)) - 1
         depth = min(options.depth, limit)
         for qid in range(1, found.queues + 1):
@@ -217,12 +227,10 @@ class Session:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         code = sock.connect_ex(where)
-        if code not in (0, 115):  # EINPROGRESS
+        if code not in (0, errno.EINPROGRESS):
             raise OSError(code, os.strerror(code))
         self._wait(sock.fileno(), select.POLLOUT)
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code == 111:
-            raise ConnectionRefusedError(code, os.strerror(code))
         if code:
             raise OSError(code, os.strerror(code))
 
