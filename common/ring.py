@@ -127,6 +127,13 @@ def push_batch(words: Any, control: Any, rows: Any) -> Any:
 
 
 @jit
+def has_next(words: Any, control: Any) -> Any:
+    """Tell the consumer whether a record is there to pop."""
+    head = ld_relaxed(control, HEAD)
+    return ld_acquire_sys(words, (head & ((words.shape[0] >> 3) - 1)) << 3) == head + 1
+
+
+@jit
 def pop_batch(words: Any, control: Any, out: Any) -> Any:
     """Move up to ``len(out)`` records into int64 [n, 8] *out*; single consumer."""
     capacity = words.shape[0] >> 3

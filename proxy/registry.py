@@ -14,8 +14,13 @@ from hyades.proxy.urls import Url
 
 MODULES = {
     "file": "hyades.proxy.transports.file",
+    "blk": "hyades.proxy.transports.blk",
     "mem": "hyades.proxy.transports.mem",
     "null": "hyades.proxy.transports.null",
+    "nvme+tcp": "hyades.proxy.transports.nvme_tcp",
+    "spdk+tcp": "hyades.proxy.transports.spdk",
+    "spdk+rdma": "hyades.proxy.transports.spdk",
+    "spdk+pcie": "hyades.proxy.transports.spdk",
     "stripe": "hyades.proxy.transports.stripe",
 }
 OPAQUE = ("stripe",)  # written scheme:, not scheme://
