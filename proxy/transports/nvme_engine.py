@@ -130,7 +130,9 @@ class NvmeEngine:
         if now < self._next_look and not self._paths.news:
             return
         self._next_look = now + _LOOK
-        self._paths.news = False
+        if self._paths.news:
+            self._paths.news = False
+            self._paths.waker.clear()
         for path, session in self._paths.changes():
             self._adopt(path, session)
         for link in tuple(self.links):

@@ -56,8 +56,6 @@ class Path:
                 known = str(self.address) in str(error)
                 owner.failed(self, error if known else type(error)(f"{where}: {error}"))
             else:
-                self.connects += 1
-                self.connect_seconds = session.connect_seconds
                 owner.offer(self, session)
                 session.keep_alive()
                 session.close()
@@ -90,7 +88,7 @@ class Paths:
                 path.thread.start()
         try:
             with self._changed:
-                self._changed.wait_for(lambda: self._known or all(p.tried for p in self.paths))
+                self._changed.wait_for(lambda: self._live() or all(p.tried for p in self.paths))
                 self._changed.wait_for(lambda: all(p.tried for p in self.paths), _OTHERS)
             self._refuse()
         except BaseException:
@@ -155,18 +153,16 @@ class Paths:
         """Hand *session* to the transport."""
         with self._changed:
             path.problem, path.tried = None, True
+            path.connects += 1
+            path.connect_seconds = session.connect_seconds
             self._offered.append((path, session))
-            self.news = True
-            self._changed.notify_all()
-        self.waker.wake()
+            self._tell()
 
     def failed(self, path: Path, error: HyadesError) -> None:
         """Note why *path* is not live."""
         with self._changed:
             path.problem, path.tried = error, True
-            self.news = True
-            self._changed.notify_all()
-        self.waker.wake()
+            self._tell()
 
     def pause(self, path: Path, seconds: float) -> None:
         """Let *seconds* pass, fewer where the transport is closed."""
@@ -174,12 +170,20 @@ class Paths:
         with self._changed:
             self._changed.wait_for(self.is_stopping, seconds)
 
+    def _tell(self) -> None:
+        self.news = True
+        self.waker.wake()
+        self._changed.notify_all()
+
     def _refuse(self) -> None:
         """Raise what keeps this transport from being opened, if anything does."""
         problems = [path.problem for path in self.paths if path.problem is not None]
         for problem in problems:
-            if isinstance(problem, BackendMissing | OtherNamespace) or not self._known:
+            if isinstance(problem, BackendMissing | OtherNamespace) or not self._live():
                 raise problem
+
+    def _live(self) -> bool:
+        return any(path.connects for path in self.paths)
 
 
 def _say(info: NamespaceInfo) -> str:
