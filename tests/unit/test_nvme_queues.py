@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.reference.nvme import (
+from tests.reference.nvme_pdus import (
     C2H,
     C2H_TERM,
     COMMAND,
