@@ -15,6 +15,7 @@ import time
 from hyades.common.errors import BackendMissing, HyadesError, UsageError
 from hyades.common.interrupts import undisturbed
 from hyades.common.nvme.identify import NamespaceInfo
+from hyades.proxy.transports.nvme_discovery import offers
 from hyades.proxy.transports.nvme_session import Session, Stopped, Waker
 from hyades.proxy.transports.nvme_url import Address, Options
 
@@ -177,9 +178,14 @@ class Paths:
 
     def _refuse(self) -> None:
         """Raise what keeps this transport from being opened, if anything does."""
-        problems = [path.problem for path in self.paths if path.problem is not None]
-        for problem in problems:
-            if isinstance(problem, BackendMissing | OtherNamespace) or not self._live():
+        live = self._live()
+        for path in self.paths:
+            problem = path.problem
+            if problem is None:
+                continue
+            if not live and f"{self.options.subnqn} refused queue 0" in str(problem):
+                raise UsageError(f"{problem}; {offers(self.options, path.address)}") from problem
+            if not live or isinstance(problem, BackendMissing | OtherNamespace):
                 raise problem
 
     def _live(self) -> bool:

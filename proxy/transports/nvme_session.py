@@ -25,6 +25,7 @@ from hyades.common.errors import HyadesError, PeerError, UsageError
 from hyades.common.nvme import bringup, commands
 from hyades.common.nvme.host import HostQueue, State
 from hyades.common.nvme.identify import ControllerInfo, NamespaceInfo
+from hyades.common.nvme.layout import DISCOVERY_NQN
 from hyades.common.nvme.status import describe
 from hyades.common.nvme.tls import PskSocket, wrap_client
 from hyades.proxy.transports.nvme_url import Address, Options
@@ -138,13 +139,12 @@ class Session:
         admin.close()
 
     def converse(self, conversation: Generator[bringup.Call, bringup.Answer, _T]) -> _T:
-        """Run *conversation* on a new connection to a discovery controller or subsystem."""
+        """Run *conversation* with a controller without I/O queues, and leave."""
         self._deadline = time.monotonic() + self.options.timeout
         try:
             self._admin = self._connect(_ADMIN_DEPTH)
-            bringup_ = bringup.bring_up(self._want(0, _ADMIN_DEPTH), 0)
-            self._converse(self._admin, bringup_)
-            return self._converse(self._admin, conversation)
+            self._talk(bringup.bring_up(self._want(0, _ADMIN_DEPTH), 0))
+            return self._talk(conversation)
         finally:
             self.close()
 
@@ -177,7 +177,7 @@ class Session:
         options = self.options
         return commands.Connect(
             qid, depth + 1, options.subnqn, options.hostnqn, options.hostid, cntlid,
-            kato=0 if qid else round(options.kato * 1000),
+            kato=0 if qid or options.subnqn == DISCOVERY_NQN else round(options.kato * 1000),
         )  # fmt: skip
 
     def _connect(self, depth: int) -> Wire:
