@@ -183,6 +183,13 @@ def _disk(machine: Surroundings) -> Iterator[Check]:
                 detail=probe.problem,
                 needed_for=f"{probe.scheme}:// volumes",
             )
+        elif probe.detail:
+            yield Check(
+                name=f"{probe.scheme}://",
+                status="ok",
+                detail=probe.detail,
+                needed_for=f"{probe.scheme}:// volumes",
+            )
 
 
 def _accelerator(machine: Surroundings) -> Iterator[Check]:

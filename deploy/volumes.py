@@ -13,6 +13,7 @@ from hyades.common.volume import Volume
 from hyades.proxy.registry import open_transport
 from hyades.proxy.stripes import erase_members, is_blank, split_members
 from hyades.proxy.transport_blocks import TransportBlocks
+from hyades.proxy.transports.blk import check_device
 from hyades.proxy.urls import Url
 
 _HEAD_BLOCKS = 2  # the superblocks: a device without them holds no volume
@@ -44,8 +45,8 @@ def open_device(
     a stripe is made anew whatever its members hold.
     """
     with contextlib.ExitStack() as stack:
-        for path in local_files(url):
-            new = create and not path.exists()
+        for path in local_files(url, writable=writable):
+            new = create and not path.exists()  # a device is there: `local_files` has looked
             lock = FileBlocks(path, create=new, writable=writable)
             stack.callback(lock.close)
         if erase and Url(url).scheme == "stripe":
@@ -60,10 +61,13 @@ def parts_of(url: str) -> tuple[str, ...]:
     return split_members(parsed)[0] if parsed.scheme == "stripe" else (url,)
 
 
-def local_files(url: str) -> list[Path]:
-    """Return the local files among the devices that *url* names."""
+def local_files(url: str, *, writable: bool = False) -> list[Path]:
+    """Return the local files and block devices among what *url* names; they are locked."""
     parsed = [Url(part) for part in parts_of(url)]
-    return [Path(part.path) for part in parsed if part.scheme == "file"]
+    for part in parsed:
+        if part.scheme == "blk":
+            check_device(part.path, writable=writable)
+    return [Path(part.path) for part in parsed if part.scheme in ("file", "blk")]
 
 
 def check_blank(url: str, *, force: bool) -> None:

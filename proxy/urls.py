@@ -8,6 +8,7 @@ from hyades.common.units import parse_size
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _OPAQUE = re.compile(r"(stripe):")  # what follows is a list of URLs, each with its own options
+_DEVICE = re.compile(r"((?:faulty\+)?blk):(?!//)")  # blk:/dev/x is blk:///dev/x
 _TRUE, _FALSE = ("1", "yes", "true", "on"), ("0", "no", "false", "off")
 
 
@@ -15,11 +16,12 @@ class Url:
     """``scheme://path?key=value&...``; every option is read once, what is left over is an error.
 
     A text without ``scheme://`` is the path of a file, taken literally (``?`` included), but for
-    ``stripe:``, whose path is everything behind it.
+    ``stripe:``, whose path is everything behind it, and ``blk:/dev/name``.
     """
 
     def __init__(self, text: str) -> None:
         self.original = text
+        text = _DEVICE.sub(r"\1://", text, count=1) if _DEVICE.match(text) else text
         match = _SCHEME.match(text)
         self._options: list[tuple[str, str]] = []
         opaque = _OPAQUE.match(text)

@@ -11,7 +11,7 @@ import os
 import stat
 import struct
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,7 +109,7 @@ class FileTransport:
         if self._is_block:
             raise UsageError(
                 f"{self.path} is a block device of {format_size(size)}; {format_size(wanted)}"
-                " are needed: use a larger device"
+                f" are needed: {wanted - size} bytes are missing, use a larger device"
             )
         if not self._writable:
             raise UsageError(f"{self.path} is open for reading only")
@@ -227,8 +227,16 @@ def _refusal(error: OSError) -> str:
     return f"io_uring refused ({error.strerror}): {fix}"
 
 
+_Kind = TypeVar("_Kind", bound=FileTransport)
+
+
 def open_url(url: Url, *, create: bool, writable: bool) -> FileTransport:
     """Open a path or ``file:///path?engine=&direct=&depth=&max_transfer=``."""
+    return open_file(url, FileTransport, create=create, writable=writable)
+
+
+def open_file(url: Url, kind: type[_Kind], *, create: bool, writable: bool) -> _Kind:
+    """Open the path of *url* as a *kind* with the options that the URL gives."""
     engine = url.text("engine", "auto")
     if engine not in ("auto", "io_uring", "threads"):
         raise UsageError(f"{url}: engine is auto, io_uring or threads, not {engine!r}")
@@ -237,7 +245,7 @@ def open_url(url: Url, *, create: bool, writable: bool) -> FileTransport:
     url.refuse_unused()
     if not url.path:
         raise UsageError(f"{url} names no file")
-    return FileTransport(
+    return kind(
         url.path,
         create=create,
         writable=writable,
