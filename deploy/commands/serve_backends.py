@@ -64,6 +64,8 @@ def serve_external(
         except KeyboardInterrupt:  # also SIGTERM: the way in which a server ends
             click.echo("stopping")
         finally:
+            if ready_file is not None:
+                ready_file.unlink(missing_ok=True)
             provision.stop()
 
 

@@ -46,6 +46,7 @@ def test_kernel(tree, export, tmp_path, capsys):
 
     serve_external("kernel", export, state=tmp_path / "state", ready_file=ready, wait=wait)
     assert tree.picture() == before
+    assert not ready.exists()
     FileBlocks(export.namespaces[0], writable=True).close()
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].startswith(f"{NQN} is served at 127.0.0.1:4420, [::1]:4420")
