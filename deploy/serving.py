@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from hyades import __version__
 from hyades.common.errors import UsageError
 from hyades.common.nvme.commands import check_nqn
 from hyades.common.nvme.psk import Keyring, load_psk
@@ -117,7 +118,13 @@ def build_server(settings: Settings, sink: Sink) -> Server:
     try:
         subsystem = Subsystem(settings.nqn, namespaces, hosts, epoch=epoch)
         return Server(
-            [subsystem], listen, limits=limits, sink=sink, keys=keys, advertise=settings.advertise
+            [subsystem],
+            listen,
+            limits=limits,
+            sink=sink,
+            keys=keys,
+            advertise=settings.advertise,
+            firmware=__version__,
         )
     except BaseException:
         for namespace in namespaces.values():

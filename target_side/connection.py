@@ -42,7 +42,8 @@ class Connection:
 
     def __init__(self, sock: socket.socket, peer: str, service: Service) -> None:
         limits = service.limits
-        self.sock, self.peer, self.service = sock, peer, service
+        self.sock: socket.socket = sock
+        self.peer, self.service = peer, service
         self.local = str(sock.getsockname()[0])
         self.controller: Controller | None = None
         self.qid = 0

@@ -6,16 +6,15 @@ clearing EN resets it.  Rules:
    Request.  Nothing here changes under a host, so no event ever ends one; Abort and reset do.
 2. Only Fabrics commands are taken before READY.
 3. Data goes back whole: a command whose SGL has another length is refused.
-4. No sockets, no clock; see subsystem.py about threads.
+4. No sockets, no clock; see admission.py about threads.
 Must stay in sync: logs.py and features.py have the log pages and the features.
 Source: NVM Express Base Specification 2.0, sections 3.1.3 (properties), 3.5, 3.6, 5.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from hyades import __version__
 from hyades.common.nvme.commands import Command, Connect, parse_property
 from hyades.common.nvme.identify import (
     CAP,
@@ -43,9 +42,7 @@ from hyades.target_side.counters import Counters
 from hyades.target_side.features import Features
 from hyades.target_side.limits import Limits
 from hyades.target_side.logs import ErrorLog, build_page
-
-if TYPE_CHECKING:
-    from hyades.target_side.subsystem import Subsystem
+from hyades.target_side.subsystem import Subsystem
 
 MODEL = "Hyades"
 MAX_EVENTS = 4  # Asynchronous Event Requests (AERL + 1)
@@ -79,23 +76,35 @@ class Link(Protocol):
 Entries = Callable[[str, str], Sequence[DiscoveryEntry]]
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What all controllers of a target have in common."""
+
+    limits: Limits
+    entries: Entries = lambda *_: ()
+    firmware: str = ""
+
+
 class Controller:
     """See the module; `queues` are the links by queue id."""
 
     def __init__(
-        self, cntlid: int, connected: Connect, subsystem: "Subsystem | None", limits: Limits,
-        now: float, entries: Entries, local: str,
+        self, cntlid: int, connected: Connect, subsystem: Subsystem | None, offer: Offer,
+        local: str, now: float,
     ) -> None:  # fmt: skip
-        """Serve the host of *connected*; without a *subsystem* it is a discovery controller."""
+        """Serve the host of *connected*, which came to the address *local*.
+
+        Without a *subsystem* it is a discovery controller.
+        """
         self.cntlid, self.connected, self.subsystem = cntlid, connected, subsystem
-        self.limits = limits
+        self.limits = offer.limits
         self.queues: dict[int, Link] = {}
-        self.features = Features(connected.kato, limits.queues)
+        self.features = Features(connected.kato, offer.limits.queues)
         self.errors, self._past = ErrorLog(), Counters()
         self.ended: list[tuple[int, Reply]] = []  # commands that ended besides the one executed
         self._cc = self._csts = 0
         self._events: list[int] = []
-        self._entries, self._local = entries, local
+        self._offer, self._local = offer, local
         self._heard = now
 
     @property
@@ -242,7 +251,7 @@ class Controller:
 
     def _info(self) -> ControllerInfo:
         subsystem, limits = self.subsystem, self.limits
-        version = __version__[:8]
+        version = self._offer.firmware[:8]
         if subsystem is None:
             return ControllerInfo(
                 DISCOVERY_NQN, self.cntlid, "discovery", MODEL, version, limits.max_transfer, 0, 0,
@@ -261,8 +270,8 @@ class Controller:
         offset = start | start_high << 32
         entries = None
         if self.subsystem is None:
-            entries = self._entries(self.connected.hostnqn, self._local)
-        page = build_page(low & 0xFF, entries, self.errors, self._health())
+            entries = self._offer.entries(self.connected.hostnqn, self._local)
+        page = build_page(low & 0xFF, entries, self.errors, self._health(), self._offer.firmware)
         if page is None:
             return Reply(StatusCode.INVALID_LOG_PAGE | DNR)
         if offset % 4 or offset > len(page) or nbytes > self.limits.max_transfer:

@@ -7,24 +7,47 @@ Each is counted when it ends.  Rules and threads: connection.py.
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from hyades.common.errors import DataError
 from hyades.common.nvme.commands import Command, parse_connect
 from hyades.common.nvme.layout import CONNECT_BYTES, FABRICS, Admin, Fabrics, Opcode, PduFlag, Sgl
 from hyades.common.nvme.status import DNR, StatusCode, describe
+from hyades.common.nvme.target import TargetQueue
 from hyades.common.units import KIB
-from hyades.target_side.controller import Reply
+from hyades.target_side.controller import Controller, Link, Reply
 from hyades.target_side.events import Failed
 from hyades.target_side.execution import Extent, capsule_data, forces_unit_access, locate
+from hyades.target_side.output import Output
 from hyades.target_side.pool import Buffer
-
-if TYPE_CHECKING:
-    from hyades.target_side.connection import Connection
+from hyades.target_side.service import Service
 
 SMALL = 32 * KIB  # reads up to here are cheaper through a buffer than by sendfile
 _BATCH = 256 * KIB  # bytes of answers that are gathered before they are sent
 _MEDIUM = (StatusCode.READ_ERROR, StatusCode.WRITE_FAULT, StatusCode.CAPACITY_EXCEEDED)
+
+
+class Owner(Link, Protocol):
+    """The connection whose commands these are."""
+
+    peer: str
+    tls: bool
+    draining: bool
+    queue: TargetQueue
+    output: Output
+    service: Service
+
+    def wake(self) -> None:
+        """Look around soon."""
+        ...
+
+    def joined(self, controller: Controller) -> None:
+        """Hear that Connect was taken."""
+        ...
+
+    def refused(self, reason: str) -> None:
+        """Hear that Connect was refused."""
+        ...
 
 
 class Work:
@@ -43,7 +66,7 @@ class Work:
 class Executor:
     """See the module."""
 
-    def __init__(self, connection: "Connection") -> None:
+    def __init__(self, connection: Owner) -> None:
         self._connection = connection
         self._service = connection.service
         self._queue = connection.queue

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Sequence
 from struct import Struct, pack_into
 
-from hyades import __version__
 from hyades.common.nvme.identify import DiscoveryEntry, build_discovery_log
 from hyades.common.nvme.layout import Admin, LogPage, Opcode
 from hyades.common.nvme.status import StatusCode
@@ -41,7 +40,11 @@ class ErrorLog:
 
 
 def build_page(
-    page: int, entries: Sequence[DiscoveryEntry] | None, errors: ErrorLog, health: Counters
+    page: int,
+    entries: Sequence[DiscoveryEntry] | None,
+    errors: ErrorLog,
+    health: Counters,
+    firmware: str,
 ) -> bytes | None:
     """Return a log page, None where there is none; *entries* are those of a discovery controller.
 
@@ -56,7 +59,7 @@ def build_page(
     if page == LogPage.HEALTH:
         return _health(health, errors.count)
     if page == LogPage.FIRMWARE:
-        return b"\x01".ljust(8, b"\0") + __version__[:8].encode().ljust(504, b"\0")
+        return b"\x01".ljust(8, b"\0") + firmware[:8].encode().ljust(504, b"\0")
     if page == LogPage.CHANGED_NAMESPACES:
         return bytes(4096)  # they never change
     if page == LogPage.EFFECTS:

@@ -24,7 +24,9 @@ from types import TracebackType
 from hyades.common.errors import UsageError
 from hyades.common.nvme.identify import DiscoveryEntry
 from hyades.common.nvme.psk import Keyring
+from hyades.target_side.admission import MAX_CONTROLLER_ID, Target
 from hyades.target_side.connection import Connection
+from hyades.target_side.controller import Offer
 from hyades.target_side.events import (
     Expired,
     Listening,
@@ -38,7 +40,7 @@ from hyades.target_side.limits import Limits
 from hyades.target_side.namespaces import MemoryNamespace, Namespace
 from hyades.target_side.pool import BufferPool
 from hyades.target_side.service import Service
-from hyades.target_side.subsystem import MAX_CONTROLLER_ID, Subsystem, Target
+from hyades.target_side.subsystem import Subsystem
 
 Address = tuple[str, int]
 _BACKLOG = 512
@@ -53,7 +55,7 @@ class Server:
     def __init__(
         self, subsystems: Sequence[Subsystem], listen: Sequence[Address], *,
         limits: Limits | None = None, sink: Sink | None = None, keys: Keyring | None = None,
-        advertise: str = "", first_controller: int = 0,
+        advertise: str = "", first_controller: int = 0, firmware: str = "",
     ) -> None:  # fmt: skip
         """Serve *subsystems* at *listen* (port 0: any that is free).
 
@@ -64,7 +66,8 @@ class Server:
         self.limits = limits or Limits()
         self.subsystems = list(subsystems)
         first = first_controller or random.randint(1, MAX_CONTROLLER_ID)
-        target = Target(self.subsystems, self.limits, first_controller=first, entries=self._entries)
+        offer = Offer(self.limits, self._entries, firmware)
+        target = Target(self.subsystems, offer, first_controller=first)
         self.service = Service(
             target, self.limits, BufferPool(self.limits.buffers), sink=sink or NullSink(), keys=keys
         )

@@ -4,11 +4,11 @@ import threading
 from dataclasses import dataclass, field
 
 from hyades.common.nvme.psk import Keyring
+from hyades.target_side.admission import Target
 from hyades.target_side.counters import Totals
 from hyades.target_side.events import NullSink, Sink
 from hyades.target_side.limits import Limits
 from hyades.target_side.pool import BufferPool
-from hyades.target_side.subsystem import Target
 
 
 @dataclass(slots=True)
