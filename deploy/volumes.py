@@ -11,12 +11,10 @@ from hyades.common.layout import BLOCK
 from hyades.common.units import format_size
 from hyades.common.volume import Volume
 from hyades.proxy.registry import open_transport
-from hyades.proxy.stripes import erase_members, is_blank, split_members
+from hyades.proxy.stripes import BLANK_BLOCKS, erase_members, is_blank, split_members
 from hyades.proxy.transport_blocks import TransportBlocks
 from hyades.proxy.transports.blk import check_device
 from hyades.proxy.urls import Url
-
-_HEAD_BLOCKS = 2  # the superblocks: a device without them holds no volume
 
 
 def open_volume(url: str, *, writable: bool = False) -> Volume:
@@ -108,9 +106,7 @@ def new_in_place(url: str, page_size: int, *, force: bool, least: int = 0) -> It
                 yield volume
                 volume.commit()
             except BaseException:
-                with contextlib.suppress(HyadesError):  # the device may be what failed
-                    blocks.write(0, bytes(_HEAD_BLOCKS * BLOCK))
-                    blocks.flush()
+                _make_blank(blocks)
                 raise
     except BaseException:
         if begun and Url(url).scheme == "stripe":
@@ -119,6 +115,15 @@ def new_in_place(url: str, page_size: int, *, force: bool, least: int = 0) -> It
         for path in made:
             path.unlink(missing_ok=True)
         raise
+
+
+def _make_blank(blocks: BlockDevice) -> None:
+    """Make *blocks* look as before, as far as the device, which may be what failed, lets it."""
+    with contextlib.suppress(HyadesError):
+        blocks.flush()  # reports a write that failed before; the next ones would do it again
+    with contextlib.suppress(HyadesError):
+        blocks.write(0, bytes(min(blocks.nblocks, BLANK_BLOCKS) * BLOCK))
+        blocks.flush()
 
 
 def _make_room(blocks: BlockDevice, url: str, least: int) -> None:
