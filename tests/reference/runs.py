@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -22,13 +22,14 @@ from hyades.proxy.transports.faulty import FaultPlan, FaultyTransport
 
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed")
 
+Place = TypeVar("Place", Path, str)  # a file or a URL
 VERTICES, EDGES, WIDTH, RANGE = 6000, 40_000, 24, 128
 
 
 def write_volume(
-    path: Path, *, vertices: int = VERTICES, edges: int = EDGES, dtype: Any = np.float32,
+    path: Place, *, vertices: int = VERTICES, edges: int = EDGES, dtype: Any = np.float32,
     **options: Any,
-) -> Path:  # fmt: skip
+) -> Place:  # fmt: skip
     """Ingest a weighted graph with locality, self loops and duplicates, in chunks of RANGE."""
     random = np.random.default_rng(0)
     source = random.integers(0, vertices, edges)
