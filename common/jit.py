@@ -23,7 +23,8 @@ intrinsic: Any = _numba_intrinsic
 F = TypeVar("F", bound=Callable[..., Any])
 _ROOT = Path(__file__).resolve().parent.parent
 _SOURCES = ("common/*.py", "gpu_side/**/*.py", "proxy/**/*.py", "deploy/ingest/**/*.py")
-_CONSTANTS = ("layout.py", "words.py")  # kernels hold copies of their values
+# kernels hold copies of their values
+_CONSTANTS = ("layout.py", "words.py", "spdk_abi.py", "spdk_memory.py", "spdk_tables.py")
 
 
 @cache

@@ -26,6 +26,7 @@ from hyades.proxy.transports.spdk_library import VARIABLE, Found
 
 _OPENING = 120.0  # seconds: a target that drops packets takes SPDK's own timeouts
 _ENDING = 15.0  # seconds until a process that was asked to end is killed
+_MOMENT = 1e-3
 _LOG_TAIL = 2048
 _LOG_LINES = 4
 _Answer = TypeVar("_Answer", shared.Opened, shared.Ready)
@@ -50,7 +51,7 @@ class SpdkChild:
         try:
             self._process = self._spawn(other, found)
             other.close()
-            self._link.send(msgspec.json.encode(settings))
+            self._send(settings)
             self.opened = self._answer(shared.Opened)
         except BaseException:
             other.close()
@@ -59,11 +60,7 @@ class SpdkChild:
 
     def register(self, fd: int, offset: int, nbytes: int) -> None:
         """Hand the arena over; return when requests may come."""
-        message = msgspec.json.encode(shared.Register(offset=offset, nbytes=nbytes))
-        try:
-            socket.send_fds(self._link, [message], [fd])
-        except OSError as error:
-            raise DeviceLost(self._obituary()) from error
+        self._send(shared.Register(offset=offset, nbytes=nbytes), fd)
         self._answer(shared.Ready)
 
     def alive(self) -> bool:
@@ -78,7 +75,9 @@ class SpdkChild:
 
     def listen(self, timeout: float) -> None:
         """Sleep until the process rings or ends, at most *timeout* seconds."""
-        self._poll.poll(max(0.0, timeout) * 1000)
+        events = dict(self._poll.poll(max(0.0, timeout) * 1000))
+        if self._link.fileno() in events and self.alive():
+            time.sleep(_MOMENT)  # it is about to end
         with contextlib.suppress(BlockingIOError):  # it was not rung
             os.eventfd_read(self.bell)
 
@@ -129,13 +128,21 @@ class SpdkChild:
         finally:
             os.close(log)
 
+    def _send(self, message: msgspec.Struct, *fds: int) -> None:
+        try:
+            socket.send_fds(self._link, [msgspec.json.encode(message)], fds)
+        except OSError as error:
+            raise DeviceLost(self._obituary()) from error
+
     def _answer(self, kind: type[_Answer]) -> _Answer:
         deadline = time.monotonic() + _OPENING
         while not select.select([self._link], [], [], 0.2)[0]:
             if time.monotonic() > deadline:
                 self.death = f"{self._what}: the SPDK process did not answer for {_OPENING:.0f} s"
                 raise DeviceLost(f"{self.death} ({self.last_words()})")
-        message = self._link.recv(shared.MESSAGE)
+        message = b""
+        with contextlib.suppress(ConnectionResetError):  # it ended with a message unread
+            message = self._link.recv(shared.MESSAGE)
         if not message:
             raise DeviceLost(self._obituary())
         try:

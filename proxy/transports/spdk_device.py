@@ -28,6 +28,9 @@ from hyades.proxy.transports.spdk_memory import Settings
 
 _IDENTITY = 16  # bytes of an NGUID or UUID
 _MAX_ACK_TIMEOUT = 31
+_IDENTIFY = 4096
+# vendor-specific bytes of Identify Controller: a mark, then the epoch (common/nvme/identify.py)
+_EPOCH_AT, _EPOCH_MARK = 3072, b"hyades-epoch-1:\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,12 @@ class Namespace:
     sectors: int
     max_transfer: int  # bytes
     flushes: bool  # it has a volatile cache
+    cache_epoch: bytes  # of a Hyades target: the same for as long as its cache has lost nothing
     identity: bytes  # NGUID and UUID, where it has them
+
+    def keeps_writes_of(self, before: "Namespace") -> bool:
+        """Tell whether what *before* completed and did not flush cannot have been lost since."""
+        return any(self.cache_epoch) and self.cache_epoch == before.cache_epoch
 
     @property
     def nblocks(self) -> int:
@@ -127,6 +135,7 @@ class SpdkDevice:
                 f"{self._settings.trid()}: namespace {before.number} is another one since the"
                 f" connection was lost (it was {before}, it is {after})"
             )
+        self.namespace = after
         return True
 
     def drop(self) -> None:
@@ -198,8 +207,10 @@ class SpdkDevice:
             )
         self.space = space
         identities = (spdk.spdk_nvme_ns_get_nguid(space), spdk.spdk_nvme_ns_get_uuid(space))
+        data = c.string_at(spdk.spdk_nvme_ctrlr_get_data(ctrlr), _IDENTIFY)
         return Namespace(
             number=number,
+            cache_epoch=cache_epoch(data),
             sector=sector,
             sectors=spdk.spdk_nvme_ns_get_num_sectors(space),
             max_transfer=min(limit, self._settings.max_transfer),
@@ -217,6 +228,13 @@ class SpdkDevice:
         if not pair:
             raise DeviceLost(f"{settings.trid()} gives no I/O queue: lower queues= or depth=")
         return int(pair)
+
+
+def cache_epoch(identify: bytes) -> bytes:
+    """Return the cache epoch in Identify Controller data; zeros where the target has none."""
+    mark, at = len(_EPOCH_MARK), _EPOCH_AT
+    known = identify[at : at + mark] == _EPOCH_MARK
+    return identify[at + mark : at + mark + 16] if known else bytes(16)
 
 
 def arena_room(nbytes: int) -> int:

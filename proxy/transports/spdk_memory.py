@@ -99,6 +99,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kato: float  # seconds: keep-alive timeout
     timeout: float  # seconds without any completion until the path counts as lost
     ctrl_loss_timeout: float  # seconds of reconnecting until the device counts as lost
+    trust_cache: bool  # what the target completed is taken for written, whatever happens to it
     huge_pages: bool
     memory: int  # MiB for SPDK itself, without huge pages
 

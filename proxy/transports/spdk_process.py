@@ -9,7 +9,9 @@ and runs the pump until STOP.  Rules:
    nobody answers, and reconnects.  That takes the time it takes; requests wait in the ring.
 3. A path that is lost is tried again with growing pauses until `ctrl_loss_timeout`.  What was
    under way is given again (reads, and writes of whole pages, which may be done twice).  Then
-   everything, now and later, is answered with Status.LOST.
+   everything, now and later, is answered with Status.LOST.  A new connection may lead to a target
+   that lost its volatile cache: where writes were not flushed and nothing rules that out, the next
+   flush is LOST, so that nobody takes them for durable.
 4. At STOP what runs may finish, for a while; what did not run is answered with CANCELLED.  SPDK
    lets go of the buffers before the process ends.
 """
@@ -36,7 +38,8 @@ from hyades.common.layout import BLOCK, Status
 from hyades.common.ring import STOP, has_next, load_word, store_word
 from hyades.proxy.transports import spdk_library
 from hyades.proxy.transports import spdk_memory as shared
-from hyades.proxy.transports.spdk_device import SpdkDevice, arena_room, start_environment
+from hyades.proxy.transports import spdk_tables as t
+from hyades.proxy.transports.spdk_device import Namespace, SpdkDevice, arena_room, start_environment
 
 _ADMIN = 0.5  # seconds between two looks at the admin queue
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 5.0  # seconds between two attempts to connect
@@ -129,14 +132,14 @@ def _map_arena(fd: int, offset: int, nbytes: int) -> int:
     failed = ctypes.c_void_p(-1).value
     # the rest of the last huge page stays private memory, so that registering it is no mistake
     space = libc.mmap(None, room + _HUGE, _PROT, private, -1, 0)
-    placed = failed
+    placed: int | None = failed
     if space != failed:
         place = space + -space % _HUGE
         placed = libc.mmap(place, nbytes, _PROT, _FLAGS | _MAP_FIXED, fd, offset)
-    if placed == failed:
+    if placed is None or placed == failed:
         code = ctypes.get_errno()
         raise BackendMissing(f"cannot map an arena of {nbytes} bytes: {os.strerror(code)}")
-    return int(placed)
+    return placed
 
 
 class _Worker:
@@ -157,22 +160,22 @@ class _Worker:
         self._bell, depth = bell, settings.depth
         count = 4 * depth
         code = self._code
-        self._slots = np.zeros((depth, code.S_COLUMNS), np.int64)
+        self._slots = np.zeros((depth, t.S_COLUMNS), np.int64)
         self._line = np.zeros(depth, np.int64)
-        self._tickets = np.zeros((count, code.K_COLUMNS), np.int64)
+        self._tickets = np.zeros((count, t.K_COLUMNS), np.int64)
         self._unused = np.arange(count)
         self._done = np.zeros(1 + count, np.int64)
-        self._queues = np.zeros((settings.queues, code.Q_COLUMNS), np.int64)
+        self._queues = np.zeros((settings.queues, t.Q_COLUMNS), np.int64)
         self._batch = np.zeros((64, 8), np.int64)
-        self._state = np.zeros(code.W_WORDS, np.int64)
+        self._state = np.zeros(t.W_WORDS, np.int64)
         self._one = np.ones(1, np.int64)
-        self._tickets[:, code.K_INDEX] = np.arange(count)
-        self._tickets[:, code.K_DONE] = self._done.ctypes.data
-        self._tickets[:, code.K_STATUS] = -2
+        self._tickets[:, t.K_INDEX] = np.arange(count)
+        self._tickets[:, t.K_DONE] = self._done.ctypes.data
+        self._tickets[:, t.K_STATUS] = t.UNUSED
         state = self._state
-        state[code.W_CALLBACK] = code.on_completion.address
-        state[code.W_BELL] = other_bell
-        state[code.W_FREE_TICKETS] = count
+        state[t.W_CALLBACK] = code.on_completion.address
+        state[t.W_BELL] = other_bell
+        state[t.W_FREE_TICKETS] = count
         self._requests = (memory.requests.words.reshape(-1), memory.requests.control)
         self._answers = (memory.answers.words.reshape(-1), memory.answers.control)
         self._completed, self._progress = 0, time.monotonic()
@@ -191,21 +194,21 @@ class _Worker:
 
     def run(self, device: SpdkDevice, arena: tuple[int, int]) -> None:
         """Serve until STOP."""
-        code, state = self._code, self._state
+        state = self._state
         self._device = device
-        state[code.W_ARENA], state[code.W_ARENA_BYTES] = arena
+        state[t.W_ARENA], state[t.W_ARENA_BYTES] = arena
         self._adopt()
         admin = time.monotonic()
         while not self._stopped():
             found = self._pump()
-            if found == code.BROKEN:
+            if found == t.BROKEN:
                 raise RuntimeError("a request is no request: the rings are damaged")
-            if found == code.FAULT:
+            if found == t.FAULT:
                 self._repair()
-            elif found == code.IDLE and not self._stopped():
+            elif found == t.IDLE and not self._stopped():
                 self._sleep()
             now = time.monotonic()
-            if now - admin >= _ADMIN or state[code.W_PARKED]:
+            if now - admin >= _ADMIN or state[t.W_PARKED]:
                 admin = now
                 self._look(now)
         self._finish()
@@ -224,11 +227,11 @@ class _Worker:
 
     def _adopt(self) -> None:
         """Take over the device's present queues and namespace."""
-        code, state, device = self._code, self._state, self._device
-        self._queues[:, code.Q_PAIR] = device.pairs
-        state[code.W_NAMESPACE] = device.space
-        state[code.W_SECTORS_PER_BLOCK] = BLOCK // device.namespace.sector
-        state[code.W_FLUSHES] = device.namespace.flushes
+        state, device = self._state, self._device
+        self._queues[:, t.Q_PAIR] = device.pairs
+        state[t.W_NAMESPACE] = device.space
+        state[t.W_SECTORS_PER_BLOCK] = BLOCK // device.namespace.sector
+        state[t.W_FLUSHES] = device.namespace.flushes
 
     def _sleep(self) -> None:
         words, (ring, control) = self._memory.words, self._requests
@@ -241,17 +244,17 @@ class _Worker:
 
     def _look(self, now: float) -> None:
         """Do what is due now and then: keep-alives, commands in trouble, the log's size."""
-        code, state = self._code, self._state
+        state = self._state
         if os.fstat(2).st_size > _LOG_LIMIT:
             os.ftruncate(2, 0)
-        if state[code.W_LOST]:
+        if state[t.W_LOST]:
             return
-        if state[code.W_COMPLETED] != self._completed or not self._under_way():
-            self._completed, self._progress = int(state[code.W_COMPLETED]), now
-            self._trouble = self._trouble if state[code.W_PARKED] else 0.0
+        if state[t.W_COMPLETED] != self._completed or not self._under_way():
+            self._completed, self._progress = int(state[t.W_COMPLETED]), now
+            self._trouble = self._trouble if state[t.W_PARKED] else 0.0
         if not self._device.poll_admin() or now - self._progress > self._settings.timeout:
             self._restore()
-        elif state[code.W_PARKED]:
+        elif state[t.W_PARKED]:
             self._trouble = self._trouble or now
             if now - self._trouble > self._settings.ctrl_loss_timeout:
                 self._give_up("the target refuses commands")
@@ -260,12 +263,12 @@ class _Worker:
             self._requeue(running=False)
 
     def _under_way(self) -> bool:
-        code, state = self._code, self._state
-        return bool(state[code.W_RUNNING] + state[code.W_WAITING])
+        state = self._state
+        return bool(state[t.W_RUNNING] + state[t.W_WAITING])
 
     def _repair(self) -> None:
         """Bring a broken queue back, alone if its controller lives."""
-        if self._device.reconnect_queue(int(self._state[self._code.W_FAULTY])):
+        if self._device.reconnect_queue(int(self._state[t.W_FAULTY])):
             self._memory.words[shared.RECONNECTS] += 1
             self._requeue(running=False)
         else:
@@ -273,7 +276,7 @@ class _Worker:
 
     def _restore(self) -> None:
         """Connect anew until it works or the device counts as lost."""
-        started, pause = time.monotonic(), _FIRST_PAUSE
+        started, pause, before = time.monotonic(), _FIRST_PAUSE, self._device.namespace
         self._drop()
         while not self._stopped():
             try:
@@ -293,13 +296,22 @@ class _Worker:
             return
         self._memory.words[shared.RECONNECTS] += 1
         self._adopt()
+        self._doubt(before)
         self._progress = time.monotonic()
-        if self._state[self._code.W_FREE_TICKETS] < self._settings.depth:
+        if self._state[t.W_FREE_TICKETS] < self._settings.depth:
             self._give_up("SPDK does not give back the commands of queues that were freed")
+
+    def _doubt(self, before: Namespace) -> None:
+        """Let the next flush fail where writes since the last one may be gone with a cache."""
+        state = self._state
+        unflushed = state[t.W_FLUSHES] and state[t.W_WRITES] > state[t.W_FLUSHED]
+        kept = self._settings.trust_cache or self._device.namespace.keeps_writes_of(before)
+        if unflushed and not kept:
+            state[t.W_IN_DOUBT] = 1
 
     def _drop(self) -> None:
         """Take the queues away; what was under way waits."""
-        self._queues[:, self._code.Q_PAIR] = 0
+        self._queues[:, t.Q_PAIR] = 0
         self._device.drop()
         self._settle(closing=False)  # what was aborted is parked
         self._requeue(running=True)
@@ -313,7 +325,7 @@ class _Worker:
         """Answer everything, from now on, with Status.LOST."""
         os.write(2, f"hyades: {self._settings.trid()} is lost: {why}\n".encode())
         self._drop()
-        self._state[self._code.W_LOST] = 1
+        self._state[t.W_LOST] = 1
         store_word(self._memory.words, shared.LOST, 1)
         self._abandon(Status.LOST)
 
@@ -336,15 +348,15 @@ class _Worker:
 
     def _finish(self) -> None:
         """Let commands end, then take the queues away and cancel what is left."""
-        code, state = self._code, self._state
-        code.cancel(*self._requests, *self._answers, self._slots, self._line, self._batch, state)
+        state = self._state
+        self._cancel()
         deadline = time.monotonic() + _GRACE
-        while state[code.W_RUNNING] and time.monotonic() < deadline:
-            failed = code.poll_queues(self._queues, state) < 0
+        while state[t.W_RUNNING] and time.monotonic() < deadline:
+            failed = self._code.poll_queues(self._queues, state) < 0
             self._settle(closing=True)
             if failed:
                 break
-        self._queues[:, code.Q_PAIR] = 0
+        self._queues[:, t.Q_PAIR] = 0
         self._device.drop()
         self._settle(closing=True)
         self._abandon(Status.CANCELLED)

@@ -24,6 +24,7 @@ from hyades.common.atomics import doze, fence_sys, ld_acquire_sys, pause
 from hyades.common.jit import callback, intrinsic, jit
 from hyades.common.layout import BLOCK, RQ_COOKIE, RQ_LBA, RQ_LEN_SLOT, RQ_OFFSET, RQ_OP, Op, Status
 from hyades.common.ring import STOP, claim, pop_batch, publish
+from hyades.proxy.transports import spdk_tables as t
 from hyades.proxy.transports.spdk_abi import CPL_STATUS_MASK, CPL_STATUS_SHIFT
 from hyades.proxy.transports.spdk_memory import (
     AN_COOKIE,
@@ -36,29 +37,6 @@ from hyades.proxy.transports.spdk_memory import (
     SLOT_MASK,
 )
 from hyades.proxy.transports.spdk_status import AGAIN, outcome
-
-# What `pump` returns.
-IDLE, BUSY, FAULT, BROKEN = range(4)
-
-# columns of `slots`
-S_STATE, S_OP, S_SECTOR, S_SECTORS, S_ADDRESS, S_NBYTES, S_COOKIE, S_ATTEMPT, S_STATUS = range(9)
-S_COLUMNS = 10
-FREE, WAITING, RUNNING, PARKED = range(4)
-
-# columns of `tickets`; the first is the one that the callback writes
-K_STATUS, K_SLOT, K_ATTEMPT, K_QUEUE, K_DONE, K_INDEX = range(6)
-K_COLUMNS = 8
-_PENDING, _UNUSED = -1, -2  # values of K_STATUS besides NVMe's
-
-# columns of `queues`
-Q_PAIR, Q_OUT, Q_COLUMNS = 0, 1, 2
-
-# words of `state`
-(
-    W_NAMESPACE, W_CALLBACK, W_ARENA, W_ARENA_BYTES, W_SECTORS_PER_BLOCK, W_FLUSHES, W_BELL,
-    W_HEAD, W_WAITING, W_RUNNING, W_PARKED, W_FREE_TICKETS, W_FAULTY, W_CODE, W_LOST, W_COMPLETED,
-) = range(16)  # fmt: skip
-W_WORDS = 16
 
 _ROUNDS = 1024  # of the loop in one call
 _PAUSES = 64  # fruitless rounds before the first nap
@@ -92,14 +70,14 @@ def _pointer(_context: Any, address: Any) -> Any:
 @callback("void(CPointer(int64), CPointer(int64))")
 def on_completion(argument: Any, completion: Any) -> None:
     """Note the status of one command: spdk_nvme_cmd_cb."""
-    ticket = carray(argument, K_COLUMNS)
-    if ticket[K_STATUS] != _PENDING:
+    ticket = carray(argument, t.K_COLUMNS)
+    if ticket[t.K_STATUS] != t.PENDING:
         return
     status = carray(completion, 2)[1] >> CPL_STATUS_SHIFT
-    ticket[K_STATUS] = status & CPL_STATUS_MASK
-    done = carray(_pointer(ticket[K_DONE]), 1)
+    ticket[t.K_STATUS] = status & CPL_STATUS_MASK
+    done = carray(_pointer(ticket[t.K_DONE]), 1)
     done[0] += 1
-    carray(_pointer(ticket[K_DONE] + 8 * done[0]), 1)[0] = ticket[K_INDEX]
+    carray(_pointer(ticket[t.K_DONE] + 8 * done[0]), 1)[0] = ticket[t.K_INDEX]
 
 
 @jit
@@ -121,21 +99,21 @@ def _ring_bell(words: Any, state: Any, one: Any) -> None:
     """Wake the caller if it sleeps; *one* is int64[1] holding 1."""
     fence_sys()
     if ld_acquire_sys(words, CALLER_SLEEPS) != 0:
-        _libc_write(state[W_BELL], one.ctypes.data, 8)
+        _libc_write(state[t.W_BELL], one.ctypes.data, 8)
 
 
 @jit
 def _end(answers: Any, control: Any, slots: Any, slot: Any, status: Any) -> Any:
-    nbytes = slots[slot, S_NBYTES] if status == _OK else 0
-    slots[slot, S_STATE] = FREE
-    return _answer(answers, control, slots[slot, S_COOKIE], status, nbytes)
+    nbytes = slots[slot, t.S_NBYTES] if status == _OK else 0
+    slots[slot, t.S_STATE] = t.FREE
+    return _answer(answers, control, slots[slot, t.S_COOKIE], status, nbytes)
 
 
 @jit
 def _wait(slots: Any, line: Any, state: Any, slot: Any) -> None:
-    slots[slot, S_STATE] = WAITING
-    line[(state[W_HEAD] + state[W_WAITING]) % line.shape[0]] = slot
-    state[W_WAITING] += 1
+    slots[slot, t.S_STATE] = t.WAITING
+    line[(state[t.W_HEAD] + state[t.W_WAITING]) % line.shape[0]] = slot
+    state[t.W_WAITING] += 1
 
 
 @jit
@@ -149,21 +127,21 @@ def _take(
         slot = batch[i, RQ_COOKIE] & SLOT_MASK
         nbytes = batch[i, RQ_LEN_SLOT] & 0xFFFFFFFF
         op, offset = batch[i, RQ_OP] & 0xFF, batch[i, RQ_OFFSET]
-        if slot >= slots.shape[0] or slots[slot, S_STATE] != FREE:
+        if slot >= slots.shape[0] or slots[slot, t.S_STATE] != t.FREE:
             return -1
         if op == _FLUSH:
             nbytes = 0
-        elif offset < 0 or offset + nbytes > state[W_ARENA_BYTES]:
+        elif offset < 0 or offset + nbytes > state[t.W_ARENA_BYTES]:
             return -1
-        slots[slot, S_OP] = op
-        slots[slot, S_SECTOR] = batch[i, RQ_LBA] * state[W_SECTORS_PER_BLOCK]
-        slots[slot, S_SECTORS] = nbytes // BLOCK * state[W_SECTORS_PER_BLOCK]
-        slots[slot, S_ADDRESS] = state[W_ARENA] + offset
-        slots[slot, S_NBYTES] = nbytes
-        slots[slot, S_COOKIE] = batch[i, RQ_COOKIE]
-        if state[W_LOST]:
+        slots[slot, t.S_OP] = op
+        slots[slot, t.S_SECTOR] = batch[i, RQ_LBA] * state[t.W_SECTORS_PER_BLOCK]
+        slots[slot, t.S_SECTORS] = nbytes // BLOCK * state[t.W_SECTORS_PER_BLOCK]
+        slots[slot, t.S_ADDRESS] = state[t.W_ARENA] + offset
+        slots[slot, t.S_NBYTES] = nbytes
+        slots[slot, t.S_COOKIE] = batch[i, RQ_COOKIE]
+        if state[t.W_LOST]:
             status = _LOST
-        elif op == _FLUSH and not state[W_FLUSHES]:
+        elif op == _FLUSH and not state[t.W_FLUSHES]:
             status = _OK  # the namespace has no volatile cache
         else:
             _wait(slots, line, state, slot)
@@ -176,22 +154,23 @@ def _take(
 @jit
 def _start(slots: Any, tickets: Any, unused: Any, queues: Any, state: Any, slot: Any) -> Any:
     """Give one command to the queue with the fewest; return SPDK's code."""
-    if state[W_FREE_TICKETS] == 0:
+    if state[t.W_FREE_TICKETS] == 0:
         return _ENOMEM
     queue = 0
     for i in range(1, queues.shape[0]):
-        if queues[i, Q_OUT] < queues[queue, Q_OUT]:
+        if queues[i, t.Q_OUT] < queues[queue, t.Q_OUT]:
             queue = i
-    ticket = unused[state[W_FREE_TICKETS] - 1]
+    ticket = unused[state[t.W_FREE_TICKETS] - 1]
     row = tickets[ticket]
-    row[K_STATUS] = _PENDING
-    row[K_SLOT] = slot
-    row[K_ATTEMPT] = slots[slot, S_ATTEMPT]
-    row[K_QUEUE] = queue
-    pair, argument, space = queues[queue, Q_PAIR], row.ctypes.data, state[W_NAMESPACE]
-    op, call = slots[slot, S_OP], state[W_CALLBACK]
-    address, sector = slots[slot, S_ADDRESS], types.uint64(slots[slot, S_SECTOR])
-    sectors = types.uint32(slots[slot, S_SECTORS])
+    row[t.K_STATUS] = t.PENDING
+    row[t.K_SLOT] = slot
+    row[t.K_ATTEMPT] = slots[slot, t.S_ATTEMPT]
+    slots[slot, t.S_MARK] = state[t.W_WRITES]  # what a flush covers
+    row[t.K_QUEUE] = queue
+    pair, argument, space = queues[queue, t.Q_PAIR], row.ctypes.data, state[t.W_NAMESPACE]
+    op, call = slots[slot, t.S_OP], state[t.W_CALLBACK]
+    address, sector = slots[slot, t.S_ADDRESS], types.uint64(slots[slot, t.S_SECTOR])
+    sectors = types.uint32(slots[slot, t.S_SECTORS])
     if op == _READ:
         code = _read(space, pair, address, sector, sectors, call, argument, types.uint32(0))
     elif op == _WRITE:
@@ -199,13 +178,13 @@ def _start(slots: Any, tickets: Any, unused: Any, queues: Any, state: Any, slot:
     else:
         code = _flush(space, pair, call, argument)
     if code != 0:
-        row[K_STATUS] = _UNUSED
-        state[W_FAULTY] = queue
+        row[t.K_STATUS] = t.UNUSED
+        state[t.W_FAULTY] = queue
         return types.int64(code)
-    state[W_FREE_TICKETS] -= 1
-    slots[slot, S_STATE] = RUNNING
-    queues[queue, Q_OUT] += 1
-    state[W_RUNNING] += 1
+    state[t.W_FREE_TICKETS] -= 1
+    slots[slot, t.S_STATE] = t.RUNNING
+    queues[queue, t.Q_OUT] += 1
+    state[t.W_RUNNING] += 1
     return types.int64(0)
 
 
@@ -216,22 +195,39 @@ def _submit(
 ) -> Any:  # fmt: skip
     """Start what waits, in order; return how many left the line, or a negative code of SPDK."""
     count = 0
-    while state[W_WAITING] > 0:
-        slot = line[state[W_HEAD]]
+    while state[t.W_WAITING] > 0:
+        slot = line[state[t.W_HEAD]]
         code = _start(slots, tickets, unused, queues, state, slot)
         if code == _ENOMEM:
             words[PARTIAL] += 1
             break
         if code == _ENXIO:
             return types.int64(code)
-        state[W_HEAD] = (state[W_HEAD] + 1) % line.shape[0]
-        state[W_WAITING] -= 1
+        state[t.W_HEAD] = (state[t.W_HEAD] + 1) % line.shape[0]
+        state[t.W_WAITING] -= 1
         count += 1
         if code != 0:
             status = _INVALID if code == _EINVAL else _IO
             if not _end(answers, answer_control, slots, slot, status):
                 return types.int64(_EINVAL)
     return types.int64(count)
+
+
+@jit
+def _note(slots: Any, state: Any, slot: Any) -> Any:
+    """Keep account of writes that no flush has covered; return the Status of *slot*.
+
+    After such writes were left behind by a connection the next flush is LOST, once.
+    """
+    op = slots[slot, t.S_OP]
+    if op == _WRITE:
+        state[t.W_WRITES] += 1
+    elif op == _FLUSH:
+        state[t.W_FLUSHED] = max(state[t.W_FLUSHED], slots[slot, t.S_MARK])
+        if state[t.W_IN_DOUBT]:
+            state[t.W_IN_DOUBT] = 0
+            return _LOST
+    return _OK
 
 
 @jit
@@ -243,25 +239,26 @@ def settle(
     count = done[0]
     for i in range(count):
         row = tickets[done[1 + i]]
-        slot, status = row[K_SLOT], row[K_STATUS]
-        unused[state[W_FREE_TICKETS]] = done[1 + i]
-        state[W_FREE_TICKETS] += 1
-        row[K_STATUS] = _UNUSED
-        if slots[slot, S_STATE] != RUNNING or slots[slot, S_ATTEMPT] != row[K_ATTEMPT]:
+        slot, status = row[t.K_SLOT], row[t.K_STATUS]
+        unused[state[t.W_FREE_TICKETS]] = done[1 + i]
+        state[t.W_FREE_TICKETS] += 1
+        row[t.K_STATUS] = t.UNUSED
+        if slots[slot, t.S_STATE] != t.RUNNING or slots[slot, t.S_ATTEMPT] != row[t.K_ATTEMPT]:
             words[LATE] += 1
             continue
-        queues[row[K_QUEUE], Q_OUT] -= 1
-        state[W_RUNNING] -= 1
-        state[W_COMPLETED] += 1
-        slots[slot, S_STATUS] = status
-        slots[slot, S_ATTEMPT] += 1
+        queues[row[t.K_QUEUE], t.Q_OUT] -= 1
+        state[t.W_RUNNING] -= 1
+        state[t.W_COMPLETED] += 1
+        slots[slot, t.S_ATTEMPT] += 1
         result = outcome(status)
         if result == AGAIN:
             if not closing:
-                slots[slot, S_STATE] = PARKED
-                state[W_PARKED] += 1
+                slots[slot, t.S_STATE] = t.PARKED
+                state[t.W_PARKED] += 1
                 continue
             result = _CANCELLED
+        elif result == _OK:
+            result = _note(slots, state, slot)
         if not _end(answers, answer_control, slots, slot, result):
             return -1
     done[0] = 0
@@ -272,17 +269,17 @@ def settle(
 def requeue(words: Any, slots: Any, line: Any, queues: Any, state: Any, running: Any) -> None:
     """Put what is parked in line again, and with *running* what has no callback yet, too."""
     for slot in range(slots.shape[0]):
-        if running and slots[slot, S_STATE] == RUNNING:
-            slots[slot, S_ATTEMPT] += 1  # its callback, if it ever comes, is late
-            state[W_RUNNING] -= 1
-        elif slots[slot, S_STATE] == PARKED:
-            state[W_PARKED] -= 1
+        if running and slots[slot, t.S_STATE] == t.RUNNING:
+            slots[slot, t.S_ATTEMPT] += 1  # its callback, if it ever comes, is late
+            state[t.W_RUNNING] -= 1
+        elif slots[slot, t.S_STATE] == t.PARKED:
+            state[t.W_PARKED] -= 1
         else:
             continue
         words[REPLAYED] += 1
         _wait(slots, line, state, slot)
     if running:
-        queues[:, Q_OUT] = 0
+        queues[:, t.Q_OUT] = 0
 
 
 @jit
@@ -292,11 +289,11 @@ def abandon(
 ) -> None:  # fmt: skip
     """Answer everything that is under way with *status*; no queue may hold a buffer any more."""
     for slot in range(slots.shape[0]):
-        if slots[slot, S_STATE] != FREE:
-            slots[slot, S_ATTEMPT] += 1
+        if slots[slot, t.S_STATE] != t.FREE:
+            slots[slot, t.S_ATTEMPT] += 1
             _end(answers, answer_control, slots, slot, status)
-    state[W_WAITING] = state[W_RUNNING] = state[W_PARKED] = 0
-    queues[:, Q_OUT] = 0
+    state[t.W_WAITING] = state[t.W_RUNNING] = state[t.W_PARKED] = 0
+    queues[:, t.Q_OUT] = 0
     _ring_bell(words, state, one)
 
 
@@ -311,20 +308,20 @@ def cancel(
     ) > 0:  # fmt: skip
         pass
     for slot in range(slots.shape[0]):
-        if slots[slot, S_STATE] in (WAITING, PARKED):
+        if slots[slot, t.S_STATE] in (t.WAITING, t.PARKED):
             _end(answers, answer_control, slots, slot, _CANCELLED)
-    state[W_WAITING] = state[W_PARKED] = 0
+    state[t.W_WAITING] = state[t.W_PARKED] = 0
 
 
 @jit
 def poll_queues(queues: Any, state: Any) -> Any:
-    """Let SPDK complete commands; return 0 or the negative code of the queue in W_FAULTY."""
+    """Let SPDK complete commands; return 0 or the negative code of the queue in t.W_FAULTY."""
     for i in range(queues.shape[0]):
-        if queues[i, Q_PAIR] == 0:
+        if queues[i, t.Q_PAIR] == 0:
             continue
-        code = _poll(queues[i, Q_PAIR], types.uint32(0))
+        code = _poll(queues[i, t.Q_PAIR], types.uint32(0))
         if code < 0:
-            state[W_FAULTY] = i
+            state[t.W_FAULTY] = i
             return types.int64(code)
     return types.int64(0)
 
@@ -335,15 +332,15 @@ def pump(
     slots: Any, line: Any, tickets: Any, unused: Any, done: Any, queues: Any, batch: Any,
     state: Any, one: Any,
 ) -> Any:  # fmt: skip
-    """Run the loop for a while; see IDLE, BUSY, FAULT and BROKEN."""
+    """Run the loop for a while; see t.IDLE, t.BUSY, t.FAULT and t.BROKEN."""
     quiet = 0
     nap = _NAP
     for _ in range(_ROUNDS):
         moved = _take(requests, request_control, answers, answer_control, slots, line, batch, state)
         if moved < 0:
-            return BROKEN
+            return t.BROKEN
         code = types.int64(0)
-        if not state[W_LOST]:
+        if not state[t.W_LOST]:
             code = _submit(
                 answers, answer_control, words, slots, line, tickets, unused, queues, state
             )
@@ -355,26 +352,25 @@ def pump(
             answers, answer_control, words, slots, tickets, unused, done, queues, state, False
         )
         if ended < 0:
-            return BROKEN
+            return t.BROKEN
         moved += ended
         if moved:
             _ring_bell(words, state, one)
             quiet, nap = 0, _NAP
         if code < 0:
-            state[W_CODE] = code
-            return FAULT
+            return t.FAULT
         if moved:
             continue
         quiet += 1
         if ld_acquire_sys(request_control, STOP) != 0:
-            return IDLE
+            return t.IDLE
         if quiet < _PAUSES:
             pause(0)
-        elif state[W_RUNNING] + state[W_WAITING] == 0:
+        elif state[t.W_RUNNING] + state[t.W_WAITING] == 0:
             if quiet >= _IDLE:
-                return IDLE
+                return t.IDLE
             pause(0)
         else:
             doze(nap)
             nap = min(nap + nap // 2, _LONGEST_NAP)
-    return BUSY
+    return t.BUSY

@@ -23,7 +23,8 @@ def settings_of(url: Url) -> Settings:
     header, data or both), max_transfer (4MiB, and never more than the controller takes), hostnqn,
     hugepages (0; 1 for PCIe), memory (256MiB) that SPDK allocates where it has no huge pages; in
     seconds: kato (10, keep-alive), timeout (30, without an answer), ctrl_loss_timeout (60, without
-    a path).
+    a path); trust_cache (0): a new connection after a loss need not show that the target's volatile
+    write cache is still the old one.
     """
     transport = _TRANSPORTS[url.scheme]
     pcie = transport == "PCIE"
@@ -46,6 +47,7 @@ def settings_of(url: Url) -> Settings:
         kato=_seconds(url, "kato", 10.0, least=1.0),
         timeout=_seconds(url, "timeout", 30.0, least=0.01),
         ctrl_loss_timeout=_seconds(url, "ctrl_loss_timeout", 60.0),
+        trust_cache=url.flag("trust_cache", False),
         huge_pages=url.flag("hugepages", pcie),
         memory=max(1, url.size("memory", 256 * MIB) // MIB),
     )
@@ -66,9 +68,11 @@ def _place(url: Url, pcie: bool) -> tuple[str, str, str]:
     if len(found["nqn"]) > 223:
         raise UsageError(f"{url}: an NQN has at most 223 characters")
     host, port = found["v6"] or found["host"], found["port"]
+    if not 0 < int(port) < 1 << 16:
+        raise UsageError(f"{url}: {port} is no port")
     try:
         resolved = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise UsageError(f"{url}: no address for {host}:{port}: {error}") from error
     return str(resolved[0][4][0]), port, found["nqn"]
 

@@ -6,6 +6,8 @@ that may be overwritten.
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.contracts.transport import TransportContract, arena_for, finish, request
 from tests.reference.spdk import (
     REAL_URL,
@@ -42,6 +44,12 @@ class StandInContract(TransportContract):
         self.stand_in.device(nblocks)
         return self.stand_in.open(self.options)
 
+    @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def test_against_a_model(self, tmp_path_factory, data):
+        """Fewer examples than the base: each starts a process."""
+        self.check_model(tmp_path_factory, data)
+
     def test_longer_than_max_transfer(self, tmp_path):
         """The base's version grows the device, which a namespace cannot."""
         device = self.make(tmp_path, 2048)
@@ -66,6 +74,7 @@ class TestStandInUnwilling(StandInContract):
 
     options = "ns=1&queues=2&depth=5&max_transfer=512KiB"
     faults = {"sector": 512, "enomem": 3, "hold": 2}  # noqa: RUF012
+    test_invalid_requests = None  # refused before they reach the process
 
 
 @needs_real_spdk

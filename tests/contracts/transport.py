@@ -149,6 +149,9 @@ class TransportContract:
     @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def test_against_a_model(self, tmp_path_factory, data):
+        self.check_model(tmp_path_factory, data)
+
+    def check_model(self, tmp_path_factory, data):
         transport = self.make(tmp_path_factory.mktemp("model"), BLOCKS)
         try:
             arena = arena_for(transport, BLOCKS * BLOCK)

@@ -20,6 +20,7 @@
  *   bad=A:S      reads of sector A fail with the status S (type << 8 | code | 1 << 14 for DNR)
  *   noflush=1    no volatile cache                   meta=N      bytes of metadata
  *   other=1      another identity after reconnecting shrink=1    half the size after reconnecting
+ *   epoch=N      1: a Hyades target with its cache intact, 2: with a new one on each connection
  *   crash=N      the Nth command kills the process   stop=N      ... stops it (SIGSTOP)
  *   rdma=0       no RDMA transport                   namespaces=N active ones (1)
  * $STANDIN_LOG is a file that takes one line a call worth telling.
@@ -312,6 +313,18 @@ int spdk_nvme_detach(struct ctrlr *ctrlr)
 	close(ctrlr->fd);
 	free(ctrlr);
 	return 0;
+}
+
+const uint8_t *spdk_nvme_ctrlr_get_data(struct ctrlr *ctrlr)
+{
+	static uint8_t data[4096];
+	long epoch = fault("epoch", 0); /* 1: always the same, 2: another one each time */
+
+	(void)ctrlr;
+	memset(data, 0, sizeof(data));
+	memcpy(data + 3072, epoch ? "hyades-epoch-1:" : "                ", 16);
+	memset(data + 3088, epoch ? (int)(epoch == 1 ? 1 : connects) : 0, 16);
+	return data;
 }
 
 bool spdk_nvme_ctrlr_is_failed(struct ctrlr *ctrlr)
