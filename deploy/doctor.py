@@ -23,6 +23,7 @@ from hyades.deploy.machine import (
 )
 from hyades.deploy.surroundings import Surroundings
 from hyades.proxy.registry import probe_all
+from hyades.proxy.transports import spdk_library
 
 Status = Literal["ok", "degraded", "missing"]
 
@@ -145,7 +146,7 @@ def _memory(machine: Surroundings) -> Iterator[Check]:
         name="huge pages",
         status="ok" if pages else "missing",
         detail=f"{pages} reserved" if pages else "none reserved",
-        needed_for="spdk:// without --no-huge (later versions)",
+        needed_for="spdk+pcie:// volumes",
         fix="echo 1024 | sudo tee /proc/sys/vm/nr_hugepages",
     )
 
@@ -176,7 +177,7 @@ def _disk(machine: Surroundings) -> Iterator[Check]:
                 needed_for="many reads in flight from one thread",
                 fix="sudo sysctl kernel.io_uring_disabled=0, or allow io_uring in the container",
             )
-        elif probe.problem:
+        elif probe.problem and not probe.scheme.startswith("spdk+"):  # see _spdk
             yield Check(
                 name=f"{probe.scheme}://",
                 status="missing",
@@ -269,29 +270,18 @@ def _package(machine: Surroundings, package: str, purpose: str, fix: str) -> Che
 
 
 def _spdk(machine: Surroundings) -> Check:
-    variable = "HYADES_SPDK_LIB"
-    folder = machine.environment.get(variable, "")
-    found = folder and any(n.startswith("libspdk_nvme.so") for n in _names(folder))
-    if found:
-        detail = folder
-    elif folder:
-        detail = f"{variable}={folder} holds no libspdk_nvme.so"
+    found = spdk_library.find(machine.environment)
+    if isinstance(found, str):
+        detail, _, fix = found.partition(": ")
     else:
-        detail = f"{variable} is not set"
+        detail, fix = f"{found.release} in {found.folder}", ""
     return Check(
         name="SPDK libraries",
-        status="ok" if found else "missing",
+        status="missing" if isinstance(found, str) else "ok",
         detail=detail,
-        needed_for="spdk:// volumes (later versions)",
-        fix=f"build SPDK with --with-shared and set {variable} to the folder of its .so files",
+        needed_for="spdk+tcp://, spdk+rdma:// and spdk+pcie:// volumes",
+        fix=fix,
     )
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)  # noqa: PTH208 - names are all that is needed
-    except OSError:
-        return []
 
 
 def _huge_pages(machine: Surroundings) -> int:
