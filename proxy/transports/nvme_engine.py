@@ -4,10 +4,11 @@
 2. When a link is lost, what was out on it waits again, and is sent on another link: reads and page
    writes give the same result twice.  No completion comes twice: the sockets of the lost link are
    closed first.
-3. A write that a lost target may still execute, over a newer one, is kept from that.  Where the
-   target ended the connection, nothing of it is left.  Else the sockets are reset, and the write is
-   held until the keep-alive timeout has passed, when the target must have ended the association.
-   (A target that executes commands after it closed their connection is not guarded against.)
+3. A write that a lost target may still execute, over a newer one, is kept from that: it waits
+   until the target has closed its end of the connection, which it does when it has executed what it
+   got.  Where the target no longer reacts, the socket is reset, and the write waits until the
+   keep-alive timeout has passed, when the target must have ended the association by itself.
+   (A target that executes commands after that is not guarded against.)  Reads do not wait.
 4. A link is lost when its sockets or its keep-alive say so, when a protocol rule is broken, when
    the target owes answers and gives no sign of life for `timeout` seconds, or when one command is
    out for _STALLED times as long.
@@ -29,13 +30,13 @@ from hyades.common.nvme.layout import Opcode
 from hyades.common.nvme.status import DNR, StatusCode, describe, lost_path, to_transport
 from hyades.proxy.records import FLUSH, READ, WRITE
 from hyades.proxy.transports.nvme_flushes import Flushes
-from hyades.proxy.transports.nvme_links import Lane, Link, least_loaded
+from hyades.proxy.transports.nvme_links import Dying, Lane, Link, least_loaded
 from hyades.proxy.transports.nvme_paths import Path, Paths
 from hyades.proxy.transports.nvme_session import Session
 from hyades.proxy.transports.nvme_table import OP, TRIES, Table
 from hyades.proxy.transports.nvme_wire import Gone
 
-_TRIES = 5
+_TRIES = 8
 _PAUSE = 0.1  # seconds before a path that was blamed is tried again; doubled
 _LOOK = 0.05  # seconds between two looks at the clock
 _STALLED = 4
@@ -58,6 +59,7 @@ class NvmeEngine:
         self._paths = paths
         self._lanes: list[Lane] = []
         self._held: list[tuple[float, int]] = []  # a heap of (until, row)
+        self._dying: list[Dying] = []
         self._flushes = Flushes(trust=self.options.trust_cache)
         self._failures: dict[int, tuple[str, str]] = {}  # block: place, status
         self._next_look = 0.0
@@ -78,6 +80,8 @@ class NvmeEngine:
         """Sleep until something arrives or may be sent, at most *timeout* seconds."""
         if self._held:
             timeout = min(timeout, max(0.0, self._held[0][0] - time.monotonic()))
+        if self._dying:
+            timeout = min(timeout, _LOOK)
         readers: list[int] = [self._paths.waker.fd]
         writers: list[int] = []
         for lane in self._lanes:
@@ -92,7 +96,7 @@ class NvmeEngine:
     def receive(self, now: float) -> None:
         """Take what has arrived."""
         for lane in tuple(self._lanes):
-            if not lane.wire.closed:
+            if not lane.link.lost:
                 self._receive(lane, now)
 
     def dispatch(self, now: float) -> None:
@@ -109,19 +113,19 @@ class NvmeEngine:
             waiting.popleft()
         for lane in tuple(self._lanes):
             try:
-                if not lane.wire.closed:
+                if not lane.link.lost:
                     lane.wire.send()
             except Gone as error:
-                self._lose(lane.link, error, now)
+                self._lose(lane.link, error, now, lane)
 
     def close(self) -> None:
         """Cancel what has not ended, and close the I/O queues."""
         waiting = self.table.waiting
         waiting.extend(row for link in self.links for row in link.leave())
-        waiting.extend(row for _, row in self._held)
+        self._unhold()
         while waiting:
             self.table.end(waiting.popleft(), _CANCELLED)
-        self.links, self._lanes, self._held = [], [], []
+        self.links, self._lanes = [], []
 
     # -- links
 
@@ -139,6 +143,10 @@ class NvmeEngine:
             error = self._trouble(link, now)
             if error is not None:
                 self._lose(link, error, now)
+        for dying in tuple(self._dying):
+            if dying.over(now):
+                self._dying.remove(dying)
+                self.table.waiting.extend(dying.rows)
         while self._held and self._held[0][0] <= now:
             self.table.waiting.append(heappop(self._held)[1])
         since = self._down_since
@@ -163,37 +171,48 @@ class NvmeEngine:
         if not self.table.open:
             self._down_since = None
 
-    def _lose(self, link: Link, error: PeerError, now: float) -> None:
-        if link not in self.links:
+    def _lose(self, link: Link, error: PeerError, now: float, culprit: Lane | None = None) -> None:
+        """Drop *link*; *culprit* is the lane whose connection *error* is about, if it is one."""
+        if link.lost:
             return
         self.links.remove(link)
         self._lanes = [lane for lane in self._lanes if lane.link is not link]
         self.losses += 1
-        unflushed, alone = link.dirty or link.flushes > 0, not self.links
+        unflushed, alone = link.dirty or bool(link.covering), not self.links
         if self._flushes.link_lost(link.session.controller, unflushed=unflushed, alone=alone):
             for other in self.links:
                 other.dirty = True
         if alone and self._down_since is None:
             self._down_since = now
-        by_peer = isinstance(error, Gone) and error.by_peer
-        fence = 0.0 if by_peer else now + self.options.kato + link.session.granularity
-        for row in link.cut(error):
-            self.replays += 1
-            op = int(self.table.rows[row, OP])
-            if op == FLUSH:
-                self._flush_ended(row, *self._flushes.lost(row))
-            elif op == WRITE and fence:
-                heappush(self._held, (fence, row))
-            else:
-                self.table.waiting.append(row)
+        until = now + self.options.kato + link.session.granularity
+        for lane, rows in link.cut(error, culprit):
+            self.replays += len(rows)
+            writes = []
+            ended = lane is culprit and isinstance(error, Gone) and error.by_peer
+            for row in rows:
+                op = int(self.table.rows[row, OP])
+                if op == FLUSH:
+                    self._flush_ended(row, *self._flushes.lost(row))
+                elif op == WRITE and not ended:
+                    writes.append(row)
+                else:
+                    self.table.waiting.append(row)
+            self._dying.append(Dying(lane.wire, writes, until))
 
     def _give_up(self) -> None:
         problems = "; ".join(f"{p.address}: {p.problem}" for p in self._paths.paths)
         self.gone = f"no path for {self.options.ctrl_loss_timeout:g} s: {problems}"
         self.last_failure = self.gone
         self._paths.stop()
+        self._unhold()
+
+    def _unhold(self) -> None:
+        """Let everything wait that is held."""
+        for dying in self._dying:
+            dying.wire.close(reset=True)
+            self.table.waiting.extend(dying.rows)
         self.table.waiting.extend(row for _, row in self._held)
-        self._held = []
+        self._held, self._dying = [], []
 
     # -- requests
 
@@ -239,8 +258,9 @@ class NvmeEngine:
             assert lane is not None
             sqe = commands.flush(self.options.nsid)
             lane.sent(lane.queue.submit(sqe, now=now), row, now)
+            if lane.link.dirty:
+                lane.link.covering.add(row)
             lane.link.dirty = False
-            lane.link.flushes += 1
         return True
 
     def _receive(self, lane: Lane, now: float) -> None:
@@ -256,13 +276,14 @@ class NvmeEngine:
                 self._answered(lane, lane.answered(cid), code, now)
             completions.clear()
         if error is not None:
-            self._lose(lane.link, error, now)
+            self._lose(lane.link, error, now, lane)
 
     def _answered(self, lane: Lane, row: int, code: int, now: float) -> None:
         op = self.table.rows[row, OP]
         if op == FLUSH:
-            lane.link.flushes -= 1
-            lane.link.dirty = lane.link.dirty or code != 0
+            link = lane.link
+            link.dirty = link.dirty or (code != 0 and row in link.covering)
+            link.covering.discard(row)
             self._flush_ended(row, *self._flushes.answered(row, code))
         elif code:
             self._failed(lane, row, code, now)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hyades.common.errors import PeerError
-from hyades.common.nvme.pdu import Violation
 from hyades.proxy.transports.nvme_paths import Path
 from hyades.proxy.transports.nvme_session import Session
 from hyades.proxy.transports.nvme_wire import Gone, Wire
@@ -37,13 +36,14 @@ class Lane:
 class Link:
     """One live session."""
 
-    __slots__ = ("dirty", "flushes", "lanes", "path", "session", "shunned_until")
+    __slots__ = ("covering", "dirty", "lanes", "lost", "path", "session", "shunned_until")
 
     def __init__(self, path: Path, session: Session) -> None:
         self.path, self.session = path, session
         self.lanes = [Lane(self, wire) for wire in session.wires]
         self.dirty = False  # writes completed here since the last flush was sent
-        self.flushes = 0  # that are out
+        self.covering: set[int] = set()  # rows of flushes that are out for the sake of such writes
+        self.lost = False
         self.shunned_until = 0.0  # it said that it cannot reach the namespace now
 
     @property
@@ -51,18 +51,24 @@ class Link:
         """Commands that are out."""
         return sum(lane.queue.outstanding for lane in self.lanes)
 
-    def cut(self, error: PeerError) -> Iterator[int]:
-        """End it, and close its I/O queues; yield the rows that were out."""
+    def cut(self, error: PeerError, culprit: Lane | None) -> Iterator[tuple[Lane, list[int]]]:
+        """End it; yield each lane and the rows that were out.
+
+        Where the target still reacts, it is left to end the connections itself (`Wire.discard`
+        says when): it has then executed all that it will.  Else they are reset.
+        """
+        self.lost = True
         self.session.end(error)
-        by_peer = isinstance(error, Gone) and error.by_peer
+        silent = isinstance(error, Gone) and not error.by_peer
         for lane in self.lanes:
-            if isinstance(error, Violation):
-                with contextlib.suppress(PeerError):  # the TermReq, if it still goes out
-                    lane.wire.send()
-            # What the target has not read must not be executed after it was sent again elsewhere.
-            lane.wire.close(reset=not by_peer)
-            for cid in lane.queue.close():
-                yield lane.rows[cid]
+            if silent or (lane is culprit and isinstance(error, Gone)):
+                lane.wire.close(reset=silent)
+            else:
+                if lane is culprit:
+                    with contextlib.suppress(PeerError):  # the TermReq, if it still goes out
+                        lane.wire.send()
+                lane.wire.half_close()
+            yield lane, [lane.rows[cid] for cid in lane.queue.close()]
 
     def leave(self) -> Iterator[int]:
         """Close the I/O queues in order; yield the rows that were out."""
@@ -87,6 +93,23 @@ class Link:
             "outstanding": self.outstanding,
             "bytes_received": sum(lane.queue.bytes_in for lane in self.lanes),
         }
+
+
+class Dying:
+    """Writes of a lost lane that the target may still execute, until `over`."""
+
+    __slots__ = ("_silent", "rows", "until", "wire")
+
+    def __init__(self, wire: Wire, rows: list[int], until: float) -> None:
+        self.wire, self.rows, self.until = wire, rows, until
+        self._silent = wire.closed  # nothing will tell: only the time helps
+
+    def over(self, now: float) -> bool:
+        """Return whether the target has ended, or must have ended, what they were part of."""
+        if now < self.until and (self._silent or not self.wire.discard()):
+            return False
+        self.wire.close(reset=True)
+        return True
 
 
 def least_loaded(lanes: Sequence[Lane]) -> Lane | None:

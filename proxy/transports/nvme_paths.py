@@ -4,7 +4,7 @@ States of a path: CONNECTING -> LIVE -> CONNECTING ..., and CLOSED at the end.  
 1. A path's thread makes one session after the other.  It offers each to the transport, which takes
    it in `changes`; see nvme_session.py for who touches what.
 2. Between two attempts it waits: reconnect_delay, doubled each time up to 5 s, and from the
-   beginning again after a session that lasted.
+   beginning again after a session that lasted four times as long as the wait.
 3. Every session must lead to the same namespace: NGUID, size and block size are compared with
    those of the first one.  A path that leads elsewhere stays unused, and says why.
 """
@@ -20,7 +20,6 @@ from hyades.proxy.transports.nvme_session import Session, Stopped, Waker
 from hyades.proxy.transports.nvme_url import Address, Options
 
 _LONGEST_DELAY = 5.0
-_LASTED = 5.0  # seconds after which a session counts as one that worked
 _OTHERS = 1.0  # seconds that opening waits for the other paths once one is live
 _JOIN = 5.0
 
@@ -61,7 +60,7 @@ class Path:
                 session.keep_alive()
                 session.close()
                 owner.failed(self, session.reason or Stopped("closed"))
-                if time.monotonic() - begin > _LASTED:
+                if time.monotonic() - begin > 4 * delay:
                     delay = options.reconnect_delay
             owner.pause(self, delay)
             delay = min(2 * delay, _LONGEST_DELAY)

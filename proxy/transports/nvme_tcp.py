@@ -36,6 +36,7 @@ class NvmeTcpTransport:
         self.options = options
         self._paths = Paths(options)
         self._paths.open()
+        self._writable = writable
         try:
             self._limits = self._measure()
         except BaseException:
@@ -43,7 +44,6 @@ class NvmeTcpTransport:
             raise
         info = self._paths.namespace
         self._nblocks = info.blocks * info.block_bytes // BLOCK
-        self._writable = writable and not info.read_only
         self._table = Table(self._limits.max_inflight)
         self._engine = NvmeEngine(self._paths, self._table)
         self._arena: NDArray[np.uint8] | None = None
@@ -153,6 +153,11 @@ class NvmeTcpTransport:
     def _measure(self) -> Limits:
         options, info = self.options, self._paths.namespace
         what = options.place(options.addresses[0])
+        if self._writable and info.read_only:
+            raise UsageError(
+                f"{what} is served read-only: nothing can be written there; a refresh reads it with"
+                " --output-volume"
+            )
         if info.metadata_bytes:
             raise UsageError(
                 f"{what} has {info.metadata_bytes} bytes of metadata a block: format it without"

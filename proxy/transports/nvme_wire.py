@@ -86,6 +86,28 @@ class Wire:
             queue.received(nbytes, now)
         return True
 
+    def half_close(self) -> None:
+        """Send nothing more; the target ends the connection when it has executed what it got."""
+        self._out.clear()
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError:  # it is over already
+            self.close()
+
+    def discard(self) -> bool:
+        """Throw away what still arrives after `half_close`; return whether the end has come."""
+        scratch = bytearray(1 << 16)
+        while not self.closed:
+            try:
+                if self.sock.recv_into(scratch):
+                    continue
+            except (BlockingIOError, ssl.SSLWantReadError):
+                return False
+            except OSError:  # that is an end, too
+                pass
+            self.close()
+        return True
+
     def close(self, *, reset: bool = False) -> None:
         """Close the socket; with *reset* the target also forgets what it has not read yet."""
         if self.closed:

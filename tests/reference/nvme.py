@@ -2,6 +2,9 @@
 
 import contextlib
 import itertools
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,3 +66,48 @@ def stopped_at_end() -> Iterator[list[Server]]:
     finally:
         for server in servers:
             server.stop(grace=1.0)
+
+
+class TargetProcess:
+    """``hyades serve`` of one file in a process that a test kills; always at the same address."""
+
+    def __init__(self, path: Path, *flags: str) -> None:
+        self.path, self.flags = path, flags
+        self.address = ("127.0.0.1", 0)
+        self.starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; return once it accepts connections."""
+        ready = self.path.with_suffix(f".ready-{self.starts}")
+        self.starts += 1
+        log = self.path.with_suffix(".log").open("ab")
+        command = [
+            sys.executable, "-m", "hyades.deploy.cli", "serve", "--nqn", NQN, "--namespace",
+            str(self.path), "--listen", "{}:{}".format(*self.address), "--ready-file", str(ready),
+            *self.flags,
+        ]  # fmt: skip
+        with log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + 60
+        while not (ready.exists() and ready.read_text().strip()):
+            said = self.path.with_suffix(".log").read_text()
+            assert self._process.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.01)
+        host, _, port = ready.read_text().split()[0].rpartition(":")
+        self.address = (host, int(port))
+
+    def kill(self) -> None:
+        """End it at once, with whatever it was doing."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def __enter__(self) -> "TargetProcess":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
