@@ -106,7 +106,8 @@ def test_a_full_machine_has_everything(tmp_path: Path, monkeypatch: pytest.Monke
     assert {name for name, check in checks.items() if check.status != "ok"} == set()
     for name, detail in {
         "GPU": "2 x NVIDIA H200", "RDMA device": "mlx5_0", "nvme-cli": "nvme version 2.3",
-        "SPDK libraries": f"25.01 or 25.05 in {library}", "huge pages": "8 reserved", "vectors": "avx512f",
+        "SPDK libraries": f"25.01 or 25.05 in {library}", "huge pages": "8 reserved",
+        "vectors": "avx512f",
         "memory": "64.0 GiB, 32.0 GiB available", "kernel NVMe-oF": "nvme_tcp",
     }.items():  # fmt: skip
         assert checks[name].detail == detail
