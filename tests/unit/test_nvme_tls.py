@@ -1,6 +1,7 @@
 import ctypes
 import ctypes.util
 import gc
+import select
 import shutil
 import socket
 import ssl
@@ -60,6 +61,7 @@ def test_handshake(pool, psk, version):
         assert client.cipher()[0] == server.cipher()[0] == suite
         assert client.getpeercert(binary_form=True) is None
         assert server.identity == client.identity == psk.identity(HOST, SUBSYSTEM, version)
+        assert not select.select([client, server], [], [], 0)[0]  # no tickets
         data = np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8)
         landed = np.zeros_like(data)
         sent = pool.submit(server.sendall, memoryview(data))

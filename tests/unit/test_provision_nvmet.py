@@ -157,6 +157,15 @@ def test_killed_and_started_with_another_export(tree, export, files, run, after)
     assert tree.picture() == before
 
 
+def test_killed_and_started_with_less(tree, export, files, run):
+    kill(run(export), tree, 100)
+    run(Export(NQN, files[:1], export.listen[:1], HOSTS[:1])).start()
+    subsystem = f"subsystems/{NQN}"
+    assert tree.list(f"{subsystem}/namespaces") == ["1"]
+    assert tree.list(f"{subsystem}/allowed_hosts") == [HOSTS[0]]
+    assert tree.list("ports") == ["1"]
+
+
 @pytest.mark.parametrize("after", range(0, 30, 3))
 def test_an_error_undoes_what_was_made(tree, export, run, after):
     before = tree.picture()
