@@ -19,6 +19,7 @@ from hyades.common.nvme.commands import check_nqn
 from hyades.common.nvme.psk import Keyring, load_psk
 from hyades.common.units import parse_size
 from hyades.target_side.events import Sink
+from hyades.target_side.faulty import Faults, parse_fault
 from hyades.target_side.limits import Limits
 from hyades.target_side.namespaces import FileNamespace, MemoryNamespace, Namespace
 from hyades.target_side.server import Address, Server, cache_epoch
@@ -26,9 +27,9 @@ from hyades.target_side.subsystem import Subsystem
 
 DEFAULT_PORT = 4420
 _EMBEDDED_ONLY = (
-    "create", "read_only", "block_size", "tls_psk", "advertise", "metrics", "log", "max_transfer",
-    "in_capsule", "max_data_pdu", "buffers", "connections", "queues", "depth", "handshake", "stall",
-    "grace",
+    "create", "read_only", "block_size", "tls_psk", "advertise", "metrics", "fault", "log",
+    "max_transfer", "in_capsule", "max_data_pdu", "buffers", "connections", "queues", "depth",
+    "handshake", "stall", "grace",
 )  # fmt: skip
 Backend = Literal["embedded", "spdk", "kernel"]
 
@@ -48,6 +49,7 @@ class Settings(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     tls_psk: list[str] = []
     advertise: str = ""
     metrics: str = ""
+    fault: list[str] = []
     log: Literal["text", "json"] = "text"
     backend: Backend = "embedded"
     spdk_socket: str = ""
@@ -112,9 +114,12 @@ def build_server(settings: Settings, sink: Sink) -> Server:
         from hyades.common.nvme.tls import probe
 
         probe()
+    faults = Faults([parse_fault(text) for text in settings.fault]) if settings.fault else None
     namespaces = open_namespaces(settings)
-    hosts = frozenset(settings.allow_host) if settings.allow_host else None
     epoch = cache_epoch(list(namespaces.values()))
+    if faults is not None:
+        namespaces = {nsid: faults.wrap(namespace) for nsid, namespace in namespaces.items()}
+    hosts = frozenset(settings.allow_host) if settings.allow_host else None
     try:
         subsystem = Subsystem(settings.nqn, namespaces, hosts, epoch=epoch)
         return Server(
@@ -125,6 +130,7 @@ def build_server(settings: Settings, sink: Sink) -> Server:
             keys=keys,
             advertise=settings.advertise,
             firmware=__version__,
+            faults=faults,
         )
     except BaseException:
         for namespace in namespaces.values():

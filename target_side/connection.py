@@ -42,6 +42,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket, peer: str, service: Service) -> None:
         limits = service.limits
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.sock: socket.socket = sock
         self.peer, self.service = peer, service
         self.local = str(sock.getsockname()[0])
@@ -56,7 +57,6 @@ class Connection:
         )  # fmt: skip
         self.draining = False
         self._cut = ""
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._window, self._window_bytes = self.born, 0
         self._received = 0
         self.output = Output(sock, service.pool)
@@ -79,6 +79,12 @@ class Connection:
             reason = error.strerror or str(error)
         finally:
             self._end(reason)
+
+    def discard(self) -> None:
+        """Let go of the socket of a connection that never ran."""
+        self.service.totals.close(self.counters)
+        self.sock.close()
+        os.close(self._wake_fd)
 
     def cut(self, reason: str) -> None:
         """End the connection soon, whatever is in flight."""

@@ -20,6 +20,12 @@ class Listening(msgspec.Struct, frozen=True, tag=True):
     namespaces: list[str]
 
 
+class Metrics(msgspec.Struct, frozen=True, tag=True):
+    """Metrics can be had there."""
+
+    url: str
+
+
 class Accepted(msgspec.Struct, frozen=True, tag=True):
     """A connection has become a queue."""
 
@@ -80,7 +86,7 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     cut: int
 
 
-Event = Listening | Accepted | Refused | Closed | Failed | Expired | Stopping | Stopped
+Event = Listening | Metrics | Accepted | Refused | Closed | Failed | Expired | Stopping | Stopped
 
 
 class Sink(Protocol):

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from typing import Protocol
 
-from hyades.common.errors import DataError
+from hyades.common.errors import DataError, PeerError
 from hyades.common.nvme.commands import Command, parse_connect
 from hyades.common.nvme.layout import CONNECT_BYTES, FABRICS, Admin, Fabrics, Opcode, PduFlag, Sgl
 from hyades.common.nvme.status import DNR, StatusCode, describe
@@ -222,6 +222,8 @@ class Executor:
     def _start_io(self, work: Work) -> bool:
         command = work.command
         opcode = command.opcode
+        if self._service.faults is not None and self._service.faults.drops():
+            raise PeerError("cut on purpose (fault drop)")
         if opcode == Admin.KEEP_ALIVE:  # SPDK sends them on I/O queues, too
             self._end(work, 0)
             return True
@@ -252,8 +254,7 @@ class Executor:
         offset, nbytes = extent.offset, extent.nbytes
         payload = namespace.view(offset, nbytes)
         if payload is not None:
-            self._queue.send_data(cid, payload, success=True)
-            self._count(work, 0)
+            self._send(work, payload)
             return True
         if nbytes > SMALL and not self._needs_memory():
             part = namespace.reference(offset, nbytes)
@@ -271,11 +272,18 @@ class Executor:
             self._service.pool.release(buffer)
             self._end(work, status)
             return True
-        self._queue.send_data(cid, buffer.view, success=True)
-        self._output.push(self._queue.take_output())
+        self._send(work, buffer.view)
         self._output.hold(buffer)
-        self._count(work, 0)
         return True
+
+    def _send(self, work: Work, data: memoryview) -> None:
+        self._queue.send_data(work.command.cid, data, success=True)
+        segments = self._queue.take_output()
+        faults = self._service.faults
+        if faults is not None and self._queue.digests & PduFlag.DDGST and faults.spoils():
+            segments[2] = bytes(byte ^ 0xFF for byte in segments[2])  # type: ignore[union-attr]
+        self._output.push(segments)
+        self._count(work, 0)
 
     def _needs_memory(self) -> bool:
         return self._connection.tls or bool(self._queue.digests & PduFlag.DDGST)

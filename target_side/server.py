@@ -36,6 +36,7 @@ from hyades.target_side.events import (
     Stopped,
     Stopping,
 )
+from hyades.target_side.faulty import Faults
 from hyades.target_side.limits import Limits
 from hyades.target_side.namespaces import MemoryNamespace, Namespace
 from hyades.target_side.pool import BufferPool
@@ -44,7 +45,6 @@ from hyades.target_side.subsystem import Subsystem
 
 Address = tuple[str, int]
 _BACKLOG = 512
-_SOCKET_BUFFER = 4 << 20
 _TICK = 0.25  # seconds between looks at keep-alive
 _WILDCARDS = ("0.0.0.0", "::", "")
 
@@ -56,6 +56,7 @@ class Server:
         self, subsystems: Sequence[Subsystem], listen: Sequence[Address], *,
         limits: Limits | None = None, sink: Sink | None = None, keys: Keyring | None = None,
         advertise: str = "", first_controller: int = 0, firmware: str = "",
+        faults: Faults | None = None,
     ) -> None:  # fmt: skip
         """Serve *subsystems* at *listen* (port 0: any that is free).
 
@@ -69,7 +70,12 @@ class Server:
         offer = Offer(self.limits, self._entries, firmware)
         target = Target(self.subsystems, offer, first_controller=first)
         self.service = Service(
-            target, self.limits, BufferPool(self.limits.buffers), sink=sink or NullSink(), keys=keys
+            target,
+            self.limits,
+            BufferPool(self.limits.buffers),
+            sink=sink or NullSink(),
+            keys=keys,
+            faults=faults,
         )
         self.connections: set[Connection] = set()
         self._listen, self._advertise = list(listen), advertise
@@ -155,9 +161,8 @@ class Server:
             with self._lock:
                 full = len(self.connections) >= self.limits.connections
             if full or self._stopping.is_set():
-                self.service.totals.refused += 1
-                reason = f"{self.limits.connections} connections are open, the most (connections)"
-                self.service.sink.emit(Refused(peer, reason if full else "the target stops"))
+                reason = f"{self.limits.connections} connections are open, the limit"
+                self._refuse(peer, reason if full else "the target stops")
                 sock.close()
                 continue
             self._begin(sock, peer)
@@ -168,12 +173,22 @@ class Server:
             connection = Connection(sock, peer, self.service)
         except OSError as error:
             sock.close()
-            self.service.sink.emit(Refused(peer, error.strerror or str(error)))
+            self._refuse(peer, error.strerror or str(error))
             return
         with self._lock:
             self.connections.add(connection)
         thread = threading.Thread(target=self._run, args=(connection,), daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads
+            with self._lock:
+                self.connections.discard(connection)
+            connection.discard()
+            self._refuse(peer, str(error))
+
+    def _refuse(self, peer: str, reason: str) -> None:
+        self.service.totals.refused += 1
+        self.service.sink.emit(Refused(peer, reason))
 
     def _run(self, connection: Connection) -> None:
         try:

@@ -7,13 +7,14 @@ from hyades.common.nvme.psk import Keyring
 from hyades.target_side.admission import Target
 from hyades.target_side.counters import Totals
 from hyades.target_side.events import NullSink, Sink
+from hyades.target_side.faulty import Faults
 from hyades.target_side.limits import Limits
 from hyades.target_side.pool import BufferPool
 
 
 @dataclass(slots=True)
 class Service:
-    """The controllers (under `lock`), the buffers, the counts, where events go, the keys."""
+    """The controllers (under `lock`), the buffers, the counts, where events go, the keys, faults on purpose."""
 
     target: Target
     limits: Limits
@@ -21,4 +22,5 @@ class Service:
     totals: Totals = field(default_factory=Totals)
     sink: Sink = field(default_factory=NullSink)
     keys: Keyring | None = None
+    faults: Faults | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)

@@ -20,7 +20,8 @@ from hyades.deploy.serving import (
     parse_address,
     read_settings,
 )
-from hyades.target_side.events import LineSink
+from hyades.target_side.events import LineSink, Metrics
+from hyades.target_side.metrics import MetricsServer
 from hyades.target_side.server import Server, format_address
 
 _SWITCH_INTERVAL = 0.0005  # seconds; a connection's thread runs for microseconds between two calls
@@ -64,6 +65,12 @@ _SWITCH_INTERVAL = 0.0005  # seconds; a connection's thread runs for microsecond
 )
 @click.option("--spdk-socket", metavar="PATH", help="Of SPDK's JSON-RPC. [/var/tmp/spdk.sock]")
 @click.option("--dry-run", is_flag=True, help="Print what spdk or kernel would be told.")
+@click.option(
+    "--fault",
+    multiple=True,
+    metavar="RULE",
+    help="Fail on purpose, for tests: read:LBA, write:LBA, full:SIZE, drop:N, ...",
+)
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -133,10 +140,21 @@ def serve(settings: Settings) -> None:
     with _signals() as stop:
         try:
             server.start()
-            with _ready_file(settings.ready_file, server):
+            with _metrics(settings, server, sink), _ready_file(settings.ready_file, server):
                 stop.wait()
         finally:
             _stop(server, stop)
+
+
+@contextmanager
+def _metrics(settings: Settings, server: Server, sink: LineSink) -> Iterator[None]:
+    if not settings.metrics:
+        yield
+        return
+    host, port = parse_address(settings.metrics)
+    with MetricsServer(host, port, server.service, lambda: len(server.connections)) as metrics:
+        sink.emit(Metrics(f"http://{format_address(metrics.address)}/metrics"))
+        yield
 
 
 class _Stop:
