@@ -205,7 +205,9 @@ def build_discovery_log(generation: int, entries: Sequence[DiscoveryEntry]) -> b
     pack_into("<QQH", data, 0, generation, len(entries), 0)
     for index, entry in enumerate(entries, 1):
         at = index * DISCOVERY_ENTRY_BYTES
-        treq = 1 if entry.secure else 2  # secure channel required, not required
+        # A secure channel is required, or nothing is specified: at "not required", too, libnvme 1.3
+        # (Debian 12) asks the kernel for TLS.
+        treq = 1 if entry.secure else 0
         data[at : at + 4] = bytes((entry.transport, entry.family, entry.subtype, treq))
         pack_into("<HHH", data, at + 4, entry.port, 0xFFFF, 32)
         _put_text(data, at + 32, 32, entry.service)

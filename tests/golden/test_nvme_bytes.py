@@ -466,7 +466,7 @@ def test_namespace_descriptors():
 
 def log_entry(at, secure):
     return [
-        (at + 0, (3, 1)), (at + 1, (1, 1)), (at + 2, (2, 1)), (at + 3, (1 if secure else 2, 1)),
+        (at + 0, (3, 1)), (at + 1, (1, 1)), (at + 2, (2, 1)), (at + 3, (1 if secure else 0, 1)),
         (at + 4, (1, 2)), (at + 6, (0xFFFF, 2)), (at + 8, (32, 2)), (at + 32, b"4420".ljust(32)),
         (at + 256, SUBNQN.encode()), (at + 512, b"127.0.0.1".ljust(256)),
         (at + 768, (2 if secure else 0, 1)),
