@@ -14,13 +14,14 @@ from hyades.common.errors import DataError
 from hyades.common.jit import jit
 from hyades.common.sampling import keeps, sample_key
 
-_SOUND, _MAGIC, _ARRAYS, _PIECE, _SEGMENT, _SOURCE = 0, -1, -2, -3, -4, -5
+_SOUND, _MAGIC, _ARRAYS, _PIECE, _SEGMENT, _SOURCE, _RANK = 0, -1, -2, -3, -4, -5, -6
 _PROBLEMS = {
     _MAGIC: "no tile page of this chunk",
     _ARRAYS: "its arrays do not fit in the page",
     _PIECE: "a piece lies outside its arrays or the graph",
     _SEGMENT: "a segment's end or destination is out of order",
     _SOURCE: "a source is outside the chunk",
+    _RANK: "the rank of an edge is not below its destination's in-degree",
 }
 _TILE_MAGIC = np.int64(layout.TILE_MAGIC)
 
@@ -74,7 +75,8 @@ def check_tile_page(page: Any, chunk: Any, range_rows: Any, vertices: Any) -> An
 def _mark(
     page: Any, ranks: Any, range_rows: Any, asked: Any, originals: Any, degrees: Any, loops: Any,
     fanout: Any, seed: Any, layer: Any, needed: Any,
-) -> None:  # fmt: skip
+) -> Any:  # fmt: skip
+    """Mark; return 0, or _RANK where a rank lies outside the permutation, which would not end."""
     shorts = page.view(np.uint16)
     for entry in range(np.int64(page[layout.TH_TILES])):
         at = layout.TH_WORDS + entry * layout.TE_WORDS
@@ -95,11 +97,13 @@ def _mark(
             key = sample_key(seed, layer, name)
             for edge in range(start, end):
                 source = np.int64(shorts[sources + edge])
-                if needed[source]:
-                    continue
-                if keeps(key, np.int64(ranks[first_edge + edge]), degree, fanout):
+                rank = np.int64(ranks[first_edge + edge])
+                if rank >= degree:
+                    return _RANK
+                if not needed[source] and keeps(key, rank, degree, fanout):
                     needed[source] = True
             start = end
+    return _SOUND
 
 
 def mark_sampled(
@@ -122,6 +126,7 @@ def mark_sampled(
     found = check_tile_page(page, chunk, range_rows, len(degrees))
     if found == _SOUND and (len(ranks) < int(page[6]) or len(asked) * range_rows < len(degrees)):
         found = _ARRAYS
+    if found == _SOUND:
+        found = _mark(page, ranks, range_rows, asked, originals, degrees, loops, *rule, needed)
     if found != _SOUND:
         raise DataError(f"tile page of chunk {chunk}: {_PROBLEMS[found]}")
-    _mark(page, ranks, range_rows, asked, originals, degrees, loops, *rule, needed)
