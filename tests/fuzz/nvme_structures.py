@@ -1,6 +1,7 @@
 """Mutated structures against their parsers, and bring-up with wrong answers, for nvme_fuzz.py."""
 
 import random
+from uuid import UUID
 
 from tests.fuzz.nvme_mutants import ODD, target_side
 
@@ -16,6 +17,7 @@ STRUCTURES = (
     (identify.parse_active_list, identify.build_active_list([1, 2, 9])),
     (identify.parse_discovery_log, identify.build_discovery_log(3, ENTRIES)),
     (lambda data: commands.parse_connect(bytes(64), data), target_side(0)[1][72:]),
+    (identify.parse_descriptors, identify.build_descriptors(UUID(int=7), guid=b"g" * 16)),
 )
 
 
@@ -39,6 +41,7 @@ def run_structures(rng: random.Random) -> str:
             lambda: bringup.connect_queue(want),
             bringup.read_namespaces,
             lambda: bringup.read_namespace(1),
+            lambda: bringup.read_uuid(1),
             bringup.read_discovery_log,
             bringup.shut_down,
         )
@@ -60,9 +63,7 @@ def answer(call, bad: float, rng: random.Random) -> tuple[int, int, bytes]:
     """Return an answer to *call* that is right, or is not, with probability *bad*."""
     data = b""
     if call.reads == 4096:
-        data = rng.choice(STRUCTURES[:3])[1]
-        if call.sqe[40] < 3:
-            data = STRUCTURES[(1, 0, 2)[call.sqe[40]]][1]
+        data = STRUCTURES[(1, 0, 2, 5)[call.sqe[40]]][1]  # by CNS
     elif call.reads:
         at = int.from_bytes(call.sqe[48:52], "little")
         data = STRUCTURES[3][1][at : at + call.reads].ljust(call.reads, b"\0")

@@ -462,6 +462,16 @@ def test_namespace_descriptors():
     assert identify.build_descriptors(uuid, guid=guid) == lay(
         4096, (0, (2, 1)), (1, (16, 1)), (4, guid), (20, (3, 1)), (21, (16, 1)), (24, uuid.bytes)
     )
+    assert identify.parse_descriptors(identify.build_descriptors(uuid, guid=guid)) == uuid.bytes
+    others = lay(4096, (0, (1, 1)), (1, (8, 1)), (4, b"eui-64.."), (12, (4, 1)), (13, (1, 1)))
+    assert identify.parse_descriptors(others) == b""
+    assert identify.parse_descriptors(bytes(4096)) == b""
+    with pytest.raises(PeerError, match="200 bytes at byte 4080"):
+        identify.parse_descriptors(
+            b"".join(bytes((2, 16, 0, 0)) + bytes(16) for _ in range(204))
+            + bytes((2, 200))
+            + bytes(14)
+        )
 
 
 def log_entry(at, secure):
