@@ -2,11 +2,8 @@ import ctypes
 import ctypes.util
 import gc
 import select
-import shutil
 import socket
 import ssl
-import subprocess
-import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -23,8 +20,6 @@ KEY32 = bytes.fromhex("5512DBB6737D0106F65975B773DFB011FFC344BCF442E2DD6D8BC4870
 KEY48 = KEY32 + KEY32[16:]
 HOST, SUBSYSTEM = "nqn.psk-test-host", "nqn.psk-test-subsys"
 PSKS = [Psk(KEY32, 1), Psk(KEY48, 2), Psk(KEY32, 0), Psk(KEY48, 0)]
-OPENSSL = shutil.which("openssl")
-needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="needs the openssl program")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -276,90 +271,6 @@ def test_a_closed_connection_goes_away_without_the_collector(pool):
         assert [context() for context in contexts] == [None, None]
     finally:
         gc.enable()
-
-
-# -- against another implementation, and against one that cheats
-
-
-def openssl_server(arguments):
-    """Start openssl s_server; return (process, port)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [OPENSSL, "s_server", "-accept", f"127.0.0.1:{port}", "-tls1_3", "-quiet", *arguments]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    return process, port
-
-
-def connect(port):
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            sock = socket.create_connection(("127.0.0.1", port), timeout=20)
-        except ConnectionRefusedError:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-            continue
-        return sock
-
-
-@needs_openssl
-def test_our_client_against_openssl():
-    key = PSKS[0].derive(HOST, SUBSYSTEM)
-    process, port = openssl_server(
-        ["-psk", key.secret.hex(), "-psk_identity", str(key.identity), "-nocert"]
-    )
-    try:
-        with tls.wrap_client(connect(port), PSKS[0], HOST, SUBSYSTEM) as client:
-            assert client.cipher()[0] == "TLS_AES_128_GCM_SHA256"
-            client.sendall(b"to openssl\n")
-            assert process.stdout.readline() == b"to openssl\n"
-            process.stdin.write(b"from openssl\n")
-            process.stdin.flush()
-            assert client.recv(100) == b"from openssl\n"
-    finally:
-        process.kill()
-        process.communicate()
-
-
-@needs_openssl
-def test_openssl_against_our_server(pool):
-    key = PSKS[0].derive(HOST, SUBSYSTEM)
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.settimeout(20)
-    command = [OPENSSL, "s_client", "-connect", f"127.0.0.1:{listener.getsockname()[1]}"]
-    command += ["-tls1_3", "-quiet", "-psk", key.secret.hex(), "-psk_identity", str(key.identity)]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    try:
-        accepted, _ = listener.accept()
-        accepted.settimeout(20)
-        # Both kinds of key are known: the suite must fit the one that the client has.
-        with tls.wrap_server(accepted, Keyring(PSKS[:1])) as server:
-            assert server.identity == key.identity
-            server.sendall(b"hello\n")
-            assert process.stdout.readline() == b"hello\n"
-    finally:
-        listener.close()
-        process.kill()
-        process.communicate()
-
-
-@needs_openssl
-def test_a_server_that_shows_a_certificate_instead_of_using_the_key(tmp_path):
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    make = f"req -x509 -newkey rsa:2048 -nodes -subj /CN=liar -keyout {key} -out {certificate}"
-    subprocess.run([OPENSSL, *make.split()], check=True, capture_output=True)
-    process, port = openssl_server(["-key", str(key), "-cert", str(certificate)])
-    try:
-        with pytest.raises(PeerError, match="did not use the pre-shared key"):
-            tls.wrap_client(connect(port), PSKS[0], HOST, SUBSYSTEM)
-    finally:
-        process.kill()
-        process.communicate()
 
 
 # -- where it cannot work
