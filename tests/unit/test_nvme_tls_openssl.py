@@ -41,6 +41,7 @@ def session_file(key, path):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     connection = library.SSL_new(tls._pointer(context))
     session = tls._session(connection, key)
+    library.SSL_SESSION_set1_id_context(session, b"", 0)  # which is the program's own
     raw = ctypes.create_string_buffer(encode(session, None))
     encode(session, ctypes.byref(ctypes.cast(raw, ctypes.c_char_p)))
     library.SSL_SESSION_free(session)
