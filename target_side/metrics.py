@@ -36,7 +36,7 @@ def render(service: Service, connections: int) -> str:
             "violations_total", "counter", "Connections ended by a protocol violation.",
             totals.violations,
         ),
-        *_single("expired_total", "counter", "Controllers whose keep-alive ran out.", totals.expired),
+        *_single("expired_total", "counter", "Keep-alives that ran out.", totals.expired),
         *_single("stalled_total", "counter", "Connections cut as stuck.", totals.stalled),
         *_single("buffer_bytes", "gauge", "Buffers that data is on its way in.", pool.lent),
         *_single("buffer_waiters", "gauge", "Connections that wait for a buffer.", pool.waiting),

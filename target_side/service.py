@@ -14,7 +14,7 @@ from hyades.target_side.pool import BufferPool
 
 @dataclass(slots=True)
 class Service:
-    """The controllers (under `lock`), the buffers, the counts, where events go, the keys, faults on purpose."""
+    """Controllers (under `lock`), buffers, counts, where events go, keys, faults on purpose."""
 
     target: Target
     limits: Limits
