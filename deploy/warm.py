@@ -22,7 +22,8 @@ def warmed_up(url: str, progress: Callable[[str, int, int, str], None] | None) -
     compile_kernels()
     device = open_transport(url, writable=False)
     ready = np.zeros(2, np.int64)
-    proxy = Proxy(Ring.create(2), ready, allocate_arena(BLOCK), [device])
+    arena = allocate_arena(BLOCK, shared=device.limits.shared_arena)
+    proxy = Proxy(Ring.create(2), ready, arena, [device])
     request = np.zeros(1, REQUEST)
     request["op"], request["nbytes"], request["generation"] = int(Op.READ), BLOCK, 1
     # The checksum is wrong on purpose: what is compiled matters here, not what is read.
