@@ -1,6 +1,7 @@
 """The members of a ``stripe:`` URL: reading their labels, and labelling blank ones."""
 
 import re
+from contextlib import ExitStack
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -63,10 +64,14 @@ def find_set(url: Url, *, create: bool) -> StripeSet:
     DataError for members that make no whole set.
     """
     members, unit = split_members(url)
-    blank = [_is_blank(member) for member in members] if create else [False]
-    if all(blank):
-        write_labels(members, unit or DEFAULT_UNIT)
-    labels = [_read_label(member) for member in members]
+    with ExitStack() as stack:
+        devices = []
+        for member in members:
+            devices.append(_open(member, writable=create))
+            stack.callback(devices[-1].close)
+        if create and all(is_blank(device) for device in devices):
+            _write_labels(devices, unit or DEFAULT_UNIT)
+        labels = [unpack(device.read(0, min(device.nblocks, 1))) for device in devices]
     order = order_members(members, labels)
     first = labels[0]
     assert isinstance(first, StripeLabel)
@@ -77,18 +82,13 @@ def find_set(url: Url, *, create: bool) -> StripeSet:
     return StripeSet(tuple(members[place] for place in order), first.unit)
 
 
-def write_labels(members: tuple[str, ...], unit: int) -> None:
-    """Make *members* a new set, whatever they hold."""
+def _write_labels(devices: list[TransportBlocks], unit: int) -> None:
+    """Make *devices* a new set."""
     uuid = uuid4()
-    for index, member in enumerate(members):
-        with_label = StripeLabel(uuid, index, len(members), unit).pack()
-        blocks = _open(member, writable=True)
-        try:
-            blocks.grow(unit // BLOCK)
-            blocks.write(0, with_label)
-            blocks.flush()
-        finally:
-            blocks.close()
+    for index, device in enumerate(devices):
+        device.grow(unit // BLOCK)
+        device.write(0, StripeLabel(uuid, index, len(devices), unit).pack())
+        device.flush()
 
 
 def erase_members(url: Url) -> None:
@@ -105,22 +105,6 @@ def erase_members(url: Url) -> None:
 def is_blank(blocks: BlockDevice) -> bool:
     """Say whether the first blocks, where anything would have a signature, are zero."""
     return not any(blocks.read(0, min(blocks.nblocks, BLANK_BLOCKS)))
-
-
-def _is_blank(member: str) -> bool:
-    blocks = _open(member, writable=True)
-    try:
-        return is_blank(blocks)
-    finally:
-        blocks.close()
-
-
-def _read_label(member: str) -> StripeLabel | str:
-    blocks = _open(member, writable=False)
-    try:
-        return unpack(blocks.read(0, min(blocks.nblocks, 1)))
-    finally:
-        blocks.close()
 
 
 def _open(member: str, *, writable: bool) -> TransportBlocks:

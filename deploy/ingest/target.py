@@ -50,12 +50,13 @@ def new_volume(target: Target, page_size: int, *, force: bool, least: int = 0) -
 
     A device is written in place: it must be blank, or *force* given, and hold *least* bytes.
     """
-    check_target(target, force=force)
     path = target.path
     if path is None:
         with new_in_place(target.name, page_size, force=force, least=least) as volume:
             yield volume
-    elif path.is_block_device():
+        return
+    check_path(path, force=force)
+    if path.is_block_device():
         with Volume.create(FileBlocks(path), page_size, overwrite=force) as volume:
             yield volume
             volume.commit()
