@@ -163,7 +163,7 @@ def test_an_output_namespace_that_is_too_small(
     module, _ = facebook_model("gcn")
     with pytest.raises(UsageError, match=r"larger.*\d+ bytes are missing"):
         hyades.refresh(features, module, out="x", output_volume=outputs, **LEAN)
-    with pytest.raises(UsageError, match="is served read-only: .* --output-volume"):
+    with pytest.raises(UsageError, match=r"is served read-only: .* --output-volume"):
         hyades.refresh(features, module, out="x", **LEAN)
 
 
