@@ -34,7 +34,8 @@ def make_volume(
     """Return a committed volume in memory."""
     volume = Volume.create(MemoryBlocks(), page_size=page_size)
     source = ArrayEdges(edges[0].copy(), edges[1].copy(), weights)
-    build_graph(volume, source, ArrayFeatures(features), BuildOptions(**options))
+    chosen = BuildOptions(allow_nonfinite=True, **options)
+    build_graph(volume, source, ArrayFeatures(features), chosen)
     volume.commit()
     return volume
 

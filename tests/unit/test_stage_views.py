@@ -1,0 +1,412 @@
+"""Views: the rows are what plain numpy and the compute host make, however they are asked for."""
+
+import os
+import random
+import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tests.reference.stage import make_volume, needed_rows, random_edges, read_view
+
+from hyades.common.checksum import crc32c
+from hyades.common.errors import DataError, DeviceLost, UsageError
+from hyades.common.layout import BLOCK
+from hyades.common.quantize import decode_rows, encode_rows
+from hyades.common.units import KIB, MIB
+from hyades.common.views import SparseShape, page_crc
+from hyades.common.viewspec import SampleSpec, landing_rows, parse_head
+from hyades.gpu_side.devices.cpu import single_threaded_torch
+from hyades.gpu_side.models.ir import Conv, Linear
+from hyades.gpu_side.scan import PassScan
+from hyades.target_side.stage.meter import Meter, SpanTimes
+from hyades.target_side.stage.options import StageOptions
+from hyades.target_side.stage.pipeline import Pipeline
+from hyades.target_side.stage.quantise import Quantise
+from hyades.target_side.stage.source import Source
+from hyades.target_side.stage.stream import Stream
+from hyades.target_side.stage.viewpages import ViewPages, make_spec, open_volume_view
+
+VERTICES, WIDTH, RANGE = 1300, 50, 512
+EDGES = random_edges(VERTICES, 6000, seed=2)
+RNG = np.random.default_rng(5)
+X = (RNG.standard_normal((VERTICES, WIDTH)) * 50).astype(np.float32)
+X[7, 3], X[7, 4], X[600, 1], X[1299, 49] = np.nan, np.inf, -np.inf, 6e4
+W = (RNG.standard_normal((16, WIDTH)).astype(np.float32), np.eye(WIDTH, dtype=np.float32)[:3])
+ASKED = SampleSpec(1, 4, 1, ((0, 1),), "none")
+
+
+@pytest.fixture(scope="module", params=["one page a range", "several", "float16"])
+def volume(request):
+    features = X.astype(np.float16) if request.param == "float16" else X
+    size = MIB if request.param == "one page a range" else 64 * KIB
+    return make_volume(EDGES, features, page_size=size, range_rows=RANGE)
+
+
+def landed(volume, weights):
+    """Return the message rows [V, sum of widths] as gpu_side lands them, block by block."""
+    info = volume.object("features")
+    shape, step = info.shape(), landing_rows(info.shape())
+    parts = []
+    with single_threaded_torch():
+        for index in range(shape.ranges):
+            first, last = index * RANGE, min((index + 1) * RANGE, VERTICES)
+            x = torch.from_numpy(volume.read_rows("features", first, last).astype(np.float32))
+            block = [land_block(x[at : at + step], weights) for at in range(0, len(x), step)]
+            parts += block
+    return np.concatenate(parts)
+
+
+def land_block(x, weights):
+    out = np.zeros((len(x), sum(map(len, weights))), np.float32)
+    at = 0
+    for weight in weights:
+        conv = Conv("c", WIDTH, len(weight), "sum", neighbour=Linear(torch.from_numpy(weight)))
+        stride = -(-len(weight) // 16) * 16
+        shape = SimpleNamespace(row_width=len(weight), project_first=True, message_stride=stride)
+        inputs = SimpleNamespace(vertex_floats=SimpleNamespace(source=None))
+        scan = SimpleNamespace(shape=shape, conv=conv, inputs=inputs)
+        message = torch.zeros(len(x), stride)
+        PassScan._land_messages(scan, x, message, 0)  # type: ignore[arg-type]
+        out[:, at : at + len(weight)] = message[:, : len(weight)].numpy()
+        at += len(weight)
+    return out
+
+
+@pytest.mark.parametrize("encoding", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("sample", [None, ASKED], ids=["dense", "sampled"])
+@pytest.mark.parametrize("weights", [(), W], ids=["whole", "projected"])
+def test_the_rows_are_those_of_the_compute_host(volume, encoding, sample, weights):
+    stored = volume.read_rows("features").astype(np.float32)
+    expected = landed(volume, weights) if weights else stored
+    with_ids = [list(range(n)) for n in (512, 512, 276)]
+    if sample is not None:
+        with_ids = needed_rows(volume, EDGES, sample)
+    take = [i * RANGE + local for i, ids in enumerate(with_ids) for local in ids]
+    bits, counts = encode_rows(expected[take], encoding)
+    view = open_volume_view(volume, "features", encoding=encoding, sample=sample, weights=weights)
+    try:
+        ids, rows = read_view(view)
+        assert ids == with_ids
+        assert rows.tobytes() == bits.tobytes()
+        own = volume.object("features").dtype
+        if encoding != own or weights:
+            found = view.counts()["quantise"] if encoding != "float32" or not weights else None
+            assert found is None or found.values == counts
+        assert view.counts()["pages"].rows_out == len(take)
+    finally:
+        view.close()
+
+
+def test_missing_rows_leave_the_bits_of_the_others(volume):
+    """What is sampled beside the data and multiplied here is what would be multiplied there."""
+    view = open_volume_view(volume, "features", sample=ASKED, encoding="float32")
+    ids, rows = read_view(view)
+    view.close()
+    place = np.array([i * RANGE + local for i, own in enumerate(ids) for local in own])
+    x = np.zeros((VERTICES, WIDTH), np.float32)
+    x[place] = decode_rows(rows, "float32", WIDTH)
+    step = landing_rows(volume.object("features").shape())
+    blocks = []
+    with single_threaded_torch():
+        for first in range(0, VERTICES, RANGE):
+            last = min(first + RANGE, VERTICES)
+            blocks += [land_block(torch.from_numpy(x[at : min(at + step, last)]), W)
+                       for at in range(first, last, step)]  # fmt: skip
+    assert np.concatenate(blocks)[place].tobytes() == landed(volume, W)[place].tobytes()
+
+
+def image(view):
+    return bytes(view.read(0, view.nblocks))
+
+
+@pytest.mark.parametrize("sample", [None, ASKED], ids=["dense", "sampled"])
+def test_the_blocks_do_not_depend_on_how_they_are_made(volume, sample):
+    options = [
+        StageOptions(), StageOptions(threads=3, readers=3), StageOptions(readers=0),
+        StageOptions(memory=2 * MIB, threads=2),
+    ]  # fmt: skip
+    made = []
+    for option in options:
+        view = open_volume_view(
+            volume, "features", encoding="int8", sample=sample, weights=W, page_size=64 * KIB,
+            options=option if volume.object("features").pages > 3 or option.memory > 2 * MIB
+            else StageOptions(memory=8 * MIB),
+        )  # fmt: skip
+        made.append(image(view))
+        view.close()
+    assert len(set(made)) == 1
+    view = open_volume_view(
+        volume, "features", encoding="int8", sample=sample, weights=W, page_size=64 * KIB,
+        options=StageOptions(threads=2),
+    )  # fmt: skip
+    rng = random.Random(1)
+
+    def read_some(seed):
+        order = random.Random(seed)
+        for _ in range(40):
+            lba = order.randrange(view.nblocks)
+            count = order.randrange(1, min(40, view.nblocks - lba) + 1)
+            data = bytes(view.read(lba, count))
+            if data != made[0][lba * BLOCK : (lba + count) * BLOCK]:
+                return lba, count
+        return None
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(read_some, [rng.random() for _ in range(3)])) == [None] * 3
+    view.close()
+
+
+def test_the_rows_do_not_depend_on_the_pages_of_source_or_view():
+    rows = []
+    for source in (64 * KIB, MIB):
+        volume = make_volume(EDGES, X, page_size=source, range_rows=RANGE)
+        for target in (64 * KIB, 256 * KIB, 4 * MIB):
+            view = open_volume_view(
+                volume, "features", encoding="bfloat16", sample=ASKED, page_size=target
+            )
+            rows.append(read_view(view)[1].tobytes())
+            view.close()
+    assert len(set(rows)) == 1
+
+
+def test_a_view_says_what_it_is(volume):
+    view = open_volume_view(volume, "features", encoding="float16", sample=ASKED, weights=W)
+    head = parse_head(bytes(view.read(0, view.head.blocks)))
+    assert head.spec == view.spec
+    assert head.spec.volume == str(volume.uuid)
+    assert head.spec.width == 19
+    assert [width for width, _ in head.spec.projections] == [16, 3]
+    assert isinstance(head.spec.shape(), SparseShape)
+    assert head.counts.tolist() == [len(ids) for ids in needed_rows(volume, EDGES, ASKED)]
+    assert head.nblocks == view.nblocks
+    for number in range(view.shape.pages):
+        assert crc32c(view.page(number)) == page_crc(number, head.spec.salt)
+    view.close()
+
+
+def test_sampled_pages_travel_only_as_far_as_they_are_used(volume):
+    whole = open_volume_view(volume, "features", page_size=64 * KIB)
+    sampled = open_volume_view(volume, "features", page_size=64 * KIB, sample=ASKED)
+    shape = sampled.shape
+    assert isinstance(shape, SparseShape)
+    used = 0
+    for index, count in enumerate(sampled.head.counts):
+        for place in range(shape.used_pages(int(count))):
+            used += len(sampled.page(index * shape.pages_per_range + place))
+    share = int(sampled.head.counts.sum()) / VERTICES
+    slack = BLOCK * (shape.ranges * 2)
+    assert used <= share * whole.shape.pages * whole.shape.page_bytes + slack
+    whole.close()
+    sampled.close()
+
+
+# --- behaviour
+
+
+class Counting:
+    """A page reader that counts, and fails where it is told to."""
+
+    def __init__(self, volume):
+        self.volume, self.pages, self.errors = volume, [], {}
+        self.affinity = set()
+        self.lock = threading.Lock()
+
+    def __call__(self, info, page):
+        with self.lock:
+            self.affinity.add(frozenset(os.sched_getaffinity(0)))
+            if info.name == "features":
+                self.pages.append(page)
+        error = self.errors.get((info.name, page))
+        if isinstance(error, BaseException):
+            raise error
+        data = self.volume.read_page(info, page)
+        return data[:-1] if error == "short" else memoryview(data)
+
+
+def long_volume(rows=8192, width=32, range_rows=512):
+    x = np.random.default_rng(1).standard_normal((rows, width)).astype(np.float32)
+    base = np.arange(rows)
+    return make_volume(np.stack((base, (base + 1) % rows)), x, range_rows=range_rows)
+
+
+def view_of(volume, reader, **options):
+    stage = options.pop("stage", StageOptions())
+    sink = options.pop("sink", None)
+    spec = make_spec(volume.catalog, ("u", 1), "features", **options)
+    return ViewPages(spec, volume.catalog, reader, name="test", options=stage, sink=sink)
+
+
+def test_a_slow_reader_stops_the_stage():
+    volume = long_volume()
+    reader = Counting(volume)
+    view = view_of(volume, reader, encoding="float16", stage=StageOptions(threads=2))
+    for number in range(3):
+        view.page(number)
+    view.close()  # waits for what was begun
+    plan = view.plan
+    assert len(reader.pages) <= 3 + plan.ahead + plan.threads + plan.window
+    assert len(set(reader.pages)) == len(reader.pages)
+
+
+def test_a_small_memory_makes_a_small_stage():
+    volume = long_volume()
+    reader = Counting(volume)
+    with pytest.raises(UsageError, match=r"takes at least .* of stage memory, not 64.0 KiB: raise"):
+        view_of(volume, reader, stage=StageOptions(memory=64 * KIB))
+    small = view_of(volume, reader, stage=StageOptions(memory=700 * KIB, threads=4))
+    large = view_of(volume, reader, stage=StageOptions(memory=64 * MIB, threads=4))
+    assert small.plan.threads < large.plan.threads == 4
+    assert small.plan.window < large.plan.window
+    assert small.plan.nbytes <= 700 * KIB
+    assert image(small) == image(large)
+    small.close()
+    large.close()
+
+
+@pytest.mark.parametrize("memory", [4 * MIB, 16 * MIB])
+@pytest.mark.parametrize("projected", [False, True])
+def test_memory_is_bounded(memory, projected):
+    volume = long_volume(rows=40_000, width=64, range_rows=2048)
+    weights = (np.ones((32, 64), np.float32),) if projected else ()
+    options = StageOptions(memory=memory, threads=2)
+    volume.page_table("features")
+    view = open_volume_view(
+        volume, "features", encoding="float16", weights=weights, options=options
+    )  # fmt: skip
+    view.page(0)  # imports, and pools that start their threads
+    tracemalloc.start()
+    try:
+        for number in range(view.shape.pages):
+            view.page(number)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        view.close()
+    assert peak <= view.plan.nbytes + 128 * KIB <= memory + 128 * KIB
+    assert peak > MIB, "something was measured"
+
+
+@pytest.mark.parametrize("readers", [0, 2])
+def test_errors_say_where_and_do_not_stay(readers):
+    volume = long_volume()
+    reader = Counting(volume)
+    view = view_of(volume, reader, stage=StageOptions(readers=readers))
+    good = bytes(view.page(4))
+    other = view_of(volume, reader, stage=StageOptions(readers=readers))
+    lba = volume.object("features").lba(5)
+    where = rf"test: object 'features' page 5 \(LBA {lba}\)"
+    reader.errors["features", 5] = DataError("CRC32C is wrong")
+    for number in range(5):
+        other.page(number)
+    with pytest.raises(DataError, match="CRC32C is wrong") as caught:
+        other.page(5)
+    assert any(f"page 5 (LBA {lba})" in note for note in caught.value.__notes__)
+    reader.errors["features", 5] = OSError(5, "Input/output error")
+    with pytest.raises(DeviceLost, match=where + ".*Input/output error"):
+        other.page(5)
+    reader.errors["features", 5] = "short"
+    with pytest.raises(DataError, match=where + r": 65535 bytes were read of 65536"):
+        other.read(other.head.page_lba(5), 1)
+    reader.errors.clear()
+    assert bytes(other.page(4)) == good
+    assert len(other.page(5)) == other.shape.page_bytes
+    view.close()
+    other.close()
+
+
+def test_threads_run_where_they_are_pinned():
+    core = max(os.sched_getaffinity(0))
+    volume = long_volume()
+    reader = Counting(volume)
+    view = view_of(volume, reader, stage=StageOptions(threads=1, readers=1, cores=(core,)))
+    reader.affinity.clear()
+    for number in range(8):
+        view.page(number)
+    view.close()
+    assert frozenset({core}) in reader.affinity
+    assert os.sched_getaffinity(0) != {core} or len(os.sched_getaffinity(0)) == 1
+    with pytest.raises(UsageError, match=r"stage cores \(4095,\): this process may use"):
+        StageOptions(cores=(4095,))
+    with pytest.raises(UsageError, match="stage cores"):
+        StageOptions(cores=())
+    with pytest.raises(UsageError, match="a stage of 0 threads"):
+        StageOptions(threads=0)
+
+
+def test_every_operator_tells_its_time_and_what_it_moved(volume):
+    times = SpanTimes()
+    view = open_volume_view(
+        volume, "features", encoding="int8", sample=ASKED, weights=W, sink=times
+    )  # fmt: skip
+    read_view(view)
+    view.close()
+    names = {"read", "wait", "sample", "decode", "project", "quantise", "pages"}
+    assert set(times.seconds) == names
+    assert all(seconds > 0 for seconds in times.seconds.values())
+    counts, rows = view.counts(), int(view.head.counts.sum())
+    assert counts["sample"].rows_out == counts["quantise"].rows_in == rows
+    assert counts["quantise"].bytes_in == rows * 19 * 4
+    assert counts["quantise"].bytes_out == rows * 24
+    assert counts["stream"].rows_in <= VERTICES
+
+
+def test_pages_without_a_wanted_row_are_not_read():
+    volume = long_volume(rows=4096, width=256, range_rows=512)  # 8 pages a range
+    reader = Counting(volume)
+    spec = SampleSpec(1, 0, 0, ((0, 1),), "none")  # edges come from the next lower vertex
+    view = view_of(volume, reader, sample=spec, stage=StageOptions(readers=0))
+    ids, _ = read_view(view)
+    view.close()
+    assert [len(own) for own in ids] == [511, 0, 0, 0, 0, 0, 0, 1]
+    last = volume.object("features").pages - 1
+    assert sorted(set(reader.pages)) == [
+        *range(volume.object("features").shape().pages_per_range),
+        last,
+    ]
+
+
+def test_what_no_view_can_be_is_refused(volume):
+    catalog, identity = volume.catalog, ("u", 1)
+    for wrong, text in (
+        ({"source": "tiles"}, "no matrix 'tiles'"),
+        ({"source": "none"}, "no matrix 'none'"),
+        ({"weights": (np.ones((3, 4), np.float32),)}, "weights .3, 4. for rows of 50 values"),
+        ({"page_size": 100}, "page size 100"),
+        ({"sample": SampleSpec(1, 0, 0, ((0, 9),))}, "lanes"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            make_spec(catalog, identity, **{"source": "features", **wrong})
+    spec = make_spec(catalog, identity, "features", weights=W)
+    for weights in ((), W[:1], (W[0] + 1, W[1])):
+        with pytest.raises(UsageError, match="the view asked for is"):
+            ViewPages(spec, catalog, volume.read_page, weights=weights)
+    negative = SampleSpec(0, -1, 0, ((0, 1),))
+    with pytest.raises(UsageError, match="no such view can be"):
+        ViewPages(
+            make_spec(catalog, identity, "features", sample=negative), catalog, volume.read_page
+        )
+    view = open_volume_view(volume, "features")
+    for lba, count in ((-1, 1), (0, view.nblocks + 1), (view.nblocks, 1), (0, -1)):
+        with pytest.raises(UsageError, match="is outside its"):
+            view.read(lba, count)
+    with pytest.raises(UsageError, match="has no page"):
+        view.page(view.shape.pages)
+    assert len(view.read(view.nblocks, 0)) == 0
+    view.close()
+
+
+def test_a_pipeline_has_an_order(volume):
+    meter = Meter()
+    source = Source("test", volume.catalog, volume.read_page, meter)
+    stream, quantise = Stream(source, "features"), Quantise("int8", meter)
+    rows = Pipeline([stream, quantise], "int8", WIDTH).run_range(2)
+    assert (rows.index, rows.ids, rows.data.shape) == (2, None, (276, 56))
+    for ops in ([], [quantise], [quantise, stream], [stream, stream]):
+        with pytest.raises(UsageError, match=r"a pipeline of .*: begin with stream"):
+            Pipeline(ops, "int8", WIDTH)
+    with pytest.raises(UsageError, match="the pipeline gives 50 x int8, the view has 50 x float16"):
+        Pipeline([stream, quantise], "float16", WIDTH).run_range(0)
