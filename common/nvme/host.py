@@ -260,10 +260,10 @@ class HostQueue:
             raise Violation(
                 f"command {cid} succeeded after {exchange.done} of {len(exchange.into)} bytes"
             )
-        if not code and exchange.asked != len(exchange.source):
+        if not code and (exchange.asked != len(exchange.source) or cid in self._sending):
             raise Violation(
                 f"command {cid} succeeded, but {exchange.asked} of {len(exchange.source)} bytes"
-                " were asked for"
+                f" were asked for{' and not sent yet' if cid in self._sending else ''}"
             )
         self._end(exchange, code, result)
 

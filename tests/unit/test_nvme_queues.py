@@ -483,7 +483,7 @@ def test_a_terminate_request_is_not_answered(step):
 def test_a_terminate_request_comes_without_digests():
     for kind, queue in zip((C2H_TERM, H2C_TERM), joined(True, True), strict=True):
         with pytest.raises(Violation, match="ended the connection: status 99"):
-            feed(queue, pdu(kind, words((99, 2))))
+            feed(queue, pdu(kind, words((99, 2)), plen=24 + 72) + bytes(72))
 
 
 def test_answers_after_the_end_are_dropped():

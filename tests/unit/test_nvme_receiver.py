@@ -103,12 +103,12 @@ def host_conversation(digests):
         + pdu(C2H, data_body(1, 0, 100, 412), b"g" * 412, flags=LAST, align=128, **d)
         + pdu(C2H, data_body(2, 0, 4096, 904), b"h" * 904, flags=LAST | SUCCESS, **d)
         + pdu(RESPONSE, answer_body(1), **d)
-        + pdu(RESPONSE, answer_body(3), **d)
+        + pdu(RESPONSE, answer_body(3, 0x280), **d)
     )
     return host, slots, stream
 
 
-HOST_EVENTS = [(0, 0, 0), (4, 6, 7), (2, 0, 0), (1, 0, 0), (3, 0, 0)]
+HOST_EVENTS = [(0, 0, 0), (4, 6, 7), (2, 0, 0), (1, 0, 0), (3, 0x280, 0)]
 
 
 def target_conversation(digests):

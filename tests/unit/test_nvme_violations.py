@@ -99,6 +99,9 @@ HOST = {
     "an answer to an impossible command": (pdu(RESPONSE, answer_body(0x8000)), FIELD, 20),
     "a read that worked without data": (pdu(RESPONSE, answer_body(READS)), SEQUENCE, 0),
     "a write that worked without data": (pdu(RESPONSE, answer_body(WRITES)), SEQUENCE, 0),
+    "a write that worked before its data was sent": (
+        pdu(R2T, data_body(WRITES, 0, 0, 512)) + pdu(RESPONSE, answer_body(WRITES)), SEQUENCE, 0,
+    ),
     "R2T for no command": (pdu(R2T, data_body(IDLE, 0, 0, 512)), FIELD, 8),
     "R2T for a read": (pdu(R2T, data_body(READS, 0, 0, 512)), RANGE, 0),
     "R2T for nothing": (pdu(R2T, data_body(WRITES, 0, 0, 0)), SEQUENCE, 0),
