@@ -106,10 +106,11 @@ def read_namespaces() -> Generator[Call, Answer, list[int]]:
 
 
 def read_namespace(nsid: int) -> Generator[Call, Answer, NamespaceInfo]:
-    """Return what one namespace is."""
-    return parse_namespace(
-        (yield from _read(commands.identify(0, nsid), f"Identify Namespace {nsid}"))
-    )
+    """Return what one namespace is; UsageError where it is not active."""
+    data = yield from _read(commands.identify(0, nsid), f"Identify Namespace {nsid}")
+    if not any(data):
+        raise UsageError(f"namespace {nsid} is not active on this controller: see its list")
+    return parse_namespace(data)
 
 
 def read_uuid(nsid: int) -> Generator[Call, Answer, bytes]:

@@ -1,5 +1,7 @@
 """Bringing a controller up, driven by a peer that follows a script."""
 
+from uuid import UUID
+
 import pytest
 
 from hyades.common.errors import PeerError, UsageError
@@ -173,10 +175,24 @@ def test_namespaces():
         next(conversation)
         with pytest.raises(kind, match="Identify Namespace 4 was refused"):
             conversation.send((code, 0, b""))
-    conversation = bringup.read_namespace(4)
-    next(conversation)
-    with pytest.raises(PeerError, match="10 bytes, not 4096"):
-        conversation.send((0, 0, bytes(10)))
+    for data, kind, text in (
+        (b"x" * 10, PeerError, "10 bytes, not 4096"),
+        (bytes(4096), UsageError, "namespace 4 is not active"),
+    ):
+        conversation = bringup.read_namespace(4)
+        next(conversation)
+        with pytest.raises(kind, match=text):
+            conversation.send((0, 0, data))
+
+
+@pytest.mark.parametrize(("code", "uuid"), [(0, UUID(int=5).bytes), (0x02, b"")])
+def test_uuids(code, uuid):
+    conversation = bringup.read_uuid(4)
+    command = Command(bytes(next(conversation).sqe))
+    assert (command.nsid, command.dwords[0]) == (4, 3)
+    with pytest.raises(StopIteration) as end:
+        conversation.send((code, 0, identify.build_descriptors(UUID(int=5), guid=b"g" * 16)))
+    assert end.value.value == uuid
 
 
 def test_shutting_down():

@@ -233,3 +233,14 @@ def test_offers_lead_to_the_slot_itself():
     assert (len(data), len(header)) == (4096, 24)
     host.received(1000)
     assert len(host.buffers()[0]) == 3096
+
+
+def test_offers_with_digests():
+    host, _, stream = host_conversation(3)
+    pour(host, stream[:28], [28])
+    assert [len(buffer) for buffer in host.buffers()] == [100, 4, 24]
+    host.buffers()[0][:] = b"a" * 100
+    host.received(100)
+    assert [len(buffer) for buffer in host.buffers()] == [4, 24]
+    host.received(1)
+    assert [len(buffer) for buffer in host.buffers()] == [3, 24]
