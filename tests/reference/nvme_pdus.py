@@ -59,6 +59,17 @@ def sqe(opcode: int, cid: int, nbytes: int = 0, *, sgl: int = 0x5A, at: int = 0,
     return (head + words((nbytes, 4), (0, 3), (sgl, 1)) + tail).ljust(64, b"\0")
 
 
+def lay(total: int, *fields: tuple[int, bytes | tuple[int, int]]) -> bytes:
+    """Return *total* zero bytes with each (offset, bytes or (value, width)) of *fields* put in."""
+    data = bytearray(total)
+    for at, value in fields:
+        raw = value if isinstance(value, bytes) else value[0].to_bytes(value[1], "little")
+        assert at + len(raw) <= total
+        assert not any(data[at : at + len(raw)]), f"two fields at {at}"
+        data[at : at + len(raw)] = raw
+    return bytes(data)
+
+
 def ic(kind: int, *, pfv: int = 0, pda: int = 0, digests: int = 0, last: int = 0) -> bytes:
     """Return ICReq or ICResp; *last* is MAXR2T or MAXH2CDATA."""
     return pdu(kind, words((pfv, 2), (pda, 1), (digests, 1), (last, 4)))
