@@ -31,6 +31,7 @@ class Failure:
     status: Status
     device: int
     write: bool
+    flush: bool = False
     place: str = ""  # where the block lies, where device and LBA do not say it: target, namespace
 
 
@@ -53,8 +54,13 @@ class Port:
 
     @property
     def slots(self) -> int:
-        """Requests that can be in flight: ready words, and ring slots."""
-        return min(len(self.ready), self.ring.capacity)
+        """Requests of a scan that can be in flight: ready words, and ring slots."""
+        return min(len(self.ready) - 1, self.ring.capacity)
+
+    @property
+    def flush_slot(self) -> int:
+        """The ready word of a run's flushes, which no scan uses."""
+        return len(self.ready) - 1
 
     def require(self, slots: int, nbytes: int) -> None:
         """Raise UsageError unless a scan of this size fits the port."""

@@ -28,8 +28,13 @@ def explain_failure(port: Port, source: Volume, outputs: Volume) -> HyadesError:
         return DeviceLost(f"{outputs.name}: the run was stopped while pages were on the way")
     first = failures[0]
     volume = source if first.device == 0 else outputs
-    name, page = locate(volume.catalog, first)
     place = f": {first.place}" if first.place else ""
+    if first.flush:
+        return DeviceLost(
+            f"{volume.name}: a flush failed with status {first.status.name}{place}: what was written since"
+            " the last commit may be lost; check the device, then --resume goes on from there"
+        )
+    name, page = locate(volume.catalog, first)
     where = f"{volume.name}: object {name!r} page {page} (LBA {first.lba}{place})"
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     return _error(first, where, more)

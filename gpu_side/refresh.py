@@ -76,8 +76,9 @@ class Refresh:
             scratch_bytes(request.stages, self.graph.range_rows, request.features.itemsize),
         )  # fmt: skip
         self.objects = RunObjects(
-            source, outputs, plan, options.name, request.fanouts, options.checkpoint_seconds, sink
-        )
+            source, outputs, plan, options.name, request.fanouts, options.checkpoint_seconds, sink,
+            port,
+        )  # fmt: skip
         self.counters = self.objects.counters
         self.moments: dict[int, Moments] = {}
         self.finished = False
@@ -89,24 +90,28 @@ class Refresh:
     def run(self) -> None:
         """Run every stage that is not done; the output is complete and committed afterwards."""
         give_back_free_memory()  # planning is over
-        with single_threaded_torch(), short_switch_interval():
-            for stage in self.plan.stages:
-                begin, before = time.perf_counter(), self._traffic()
-                todo = self.objects.todo(stage)
-                self.counters.lanes_resumed += int(np.count_nonzero(~todo))
-                try:
-                    if np.any(todo):
-                        self._run_stage(stage, todo)
-                    if stage.stage.moments and self.objects.is_read(stage):
-                        self._find_moments(stage)
-                except ReadFailed:
-                    error = explain_failure(self.port, self.source, self.outputs)
-                    raise error from error.__cause__
-                self.counters.stage_seconds.append(time.perf_counter() - begin)
-                after = self._traffic()
-                self.counters.stage_bytes.append((after[0] - before[0], after[1] - before[1]))
-        self.objects.complete()
+        try:
+            with single_threaded_torch(), short_switch_interval():
+                for stage in self.plan.stages:
+                    self._measure_stage(stage)
+            self.objects.complete()
+        except ReadFailed:
+            error = explain_failure(self.port, self.source, self.outputs)
+            raise error from error.__cause__
         self.finished = True
+
+    def _measure_stage(self, stage: StagePlan) -> None:
+        """Run what is not done of a stage, and note what it took."""
+        begin, before = time.perf_counter(), self._traffic()
+        todo = self.objects.todo(stage)
+        self.counters.lanes_resumed += int(np.count_nonzero(~todo))
+        if np.any(todo):
+            self._run_stage(stage, todo)
+        if stage.stage.moments and self.objects.is_read(stage):
+            self._find_moments(stage)
+        self.counters.stage_seconds.append(time.perf_counter() - begin)
+        after = self._traffic()
+        self.counters.stage_bytes.append((after[0] - before[0], after[1] - before[1]))
 
     def _run_stage(self, stage: StagePlan, todo: NDArray[np.bool_]) -> None:
         sources = [self.objects.checked_source(i.stage) for i in stage.stage.inputs]

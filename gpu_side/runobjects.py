@@ -5,7 +5,8 @@ Hidden rows, log and output lie in the output volume: the source itself, or devi
 Rules:
 1. `reserve_run` makes room for everything and commits the run as "running" with its fingerprint.
 2. A lane is done when all its pages are written; its page-table entries are set only then. A commit
-   every few seconds makes done lanes durable; a resumed run does only the others.
+   every few seconds, after a flush of the device that they went through, makes done lanes durable;
+   a resumed run does only the others.
 3. Rows kept in memory are gone after a crash: their lanes run again when a reader is not done.
 4. `complete` renames the output into place and drops everything else of the run.
 """
@@ -19,9 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyades.common.catalog import RunInfo
+from hyades.common.port import Port
 from hyades.common.trace import Sink, Span
 from hyades.common.volume import Volume
 from hyades.gpu_side.buffers import LOG_PAGE
+from hyades.gpu_side.flush import DeviceFlush
 from hyades.gpu_side.plan import RunPlan, StagePlan
 from hyades.gpu_side.program import FEATURES
 from hyades.gpu_side.stores import PageStoreInfo, keep_ranges, memory_store, volume_store
@@ -87,7 +90,7 @@ class RunObjects:
 
     def __init__(
         self, source: Volume, outputs: Volume, plan: RunPlan, name: str, fanouts: tuple[int, ...],
-        checkpoint_seconds: float, sink: Sink,
+        checkpoint_seconds: float, sink: Sink, port: Port,
     ) -> None:  # fmt: skip
         assert source.catalog.graph is not None
         self.source = source
@@ -98,6 +101,7 @@ class RunObjects:
         self.fanouts = fanouts
         self.checkpoint_seconds = checkpoint_seconds
         self.sink = sink
+        self._flush = DeviceFlush(port, self.output_device)
         self.graph = source.catalog.graph
         self.chunks = self.graph.chunks
         self.last = len(plan.stages) - 1
@@ -214,6 +218,7 @@ class RunObjects:
     def commit(self) -> None:
         """Commit the output volume."""
         begin = time.perf_counter()
+        self._flush()
         self.outputs.commit()
         end = time.perf_counter()
         self.sink.emit(Span("commit", -1, -1, begin, end))

@@ -31,7 +31,7 @@ from hyades.common.trace import NullSink, Sink, Span
 from hyades.common.units import KIB
 from hyades.proxy import tables as t
 from hyades.proxy import transfers
-from hyades.proxy.locate import locate
+from hyades.proxy.locate import flush_failure, locate
 from hyades.proxy.records import completion_words, request_words
 from hyades.proxy.transport import Transport
 
@@ -364,7 +364,9 @@ class Proxy:
 
 def _failure(row: list[int], devices: Sequence[Transport]) -> Failure:
     place, device = "", row[t.J_DEVICE]
-    if device < len(devices) and row[t.J_OP] != Op.FLUSH:
+    if device < len(devices) and row[t.J_OP] == Op.FLUSH:
+        place = flush_failure(devices[device])
+    elif device < len(devices):
         place = locate(devices[device], row[t.J_LBA], row[t.J_NBYTES] // BLOCK)
     return Failure(
         object=row[t.J_OBJECT],
@@ -373,6 +375,7 @@ def _failure(row: list[int], devices: Sequence[Transport]) -> Failure:
         status=Status(row[t.J_STATUS]),
         device=device,
         write=row[t.J_OP] == Op.WRITE,
+        flush=row[t.J_OP] == Op.FLUSH,
         place=place,
     )
 
