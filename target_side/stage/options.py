@@ -19,7 +19,10 @@ _HELD = 2  # ranges that are kept for the pages that are asked for next
 
 @dataclass(frozen=True, slots=True)
 class StageOptions:
-    """`threads` compute, `readers` wait for the device; `cores` pins both kinds, None leaves it."""
+    """`threads` compute ahead and `readers` wait for the device; 0: who asks does it.
+
+    `cores` pins both kinds to CPU cores, None leaves them where they run.
+    """
 
     memory: int = 256 * MIB
     threads: int = 1
@@ -27,10 +30,8 @@ class StageOptions:
     cores: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.threads < 1 or self.readers < 0:
-            raise UsageError(
-                f"a stage of {self.threads} threads and {self.readers} readers: at least 1 and 0"
-            )
+        if min(self.threads, self.readers) < 0:
+            raise UsageError(f"a stage of {self.threads} threads and {self.readers} readers")
         missing = set(self.cores or ()) - os.sched_getaffinity(0)
         if missing or self.cores == ():
             have = ", ".join(map(str, sorted(os.sched_getaffinity(0))))

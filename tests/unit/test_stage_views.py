@@ -126,7 +126,7 @@ def image(view):
 @pytest.mark.parametrize("sample", [None, ASKED], ids=["dense", "sampled"])
 def test_the_blocks_do_not_depend_on_how_they_are_made(volume, sample):
     options = [
-        StageOptions(), StageOptions(threads=3, readers=3), StageOptions(readers=0),
+        StageOptions(), StageOptions(threads=3, readers=3), StageOptions(threads=0, readers=0),
         StageOptions(memory=2 * MIB, threads=2),
     ]  # fmt: skip
     made = []
@@ -333,8 +333,8 @@ def test_threads_run_where_they_are_pinned():
         StageOptions(cores=(4095,))
     with pytest.raises(UsageError, match="stage cores"):
         StageOptions(cores=())
-    with pytest.raises(UsageError, match="a stage of 0 threads"):
-        StageOptions(threads=0)
+    with pytest.raises(UsageError, match="a stage of -1 threads"):
+        StageOptions(threads=-1)
 
 
 def test_every_operator_tells_its_time_and_what_it_moved(volume):
