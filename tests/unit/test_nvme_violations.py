@@ -345,3 +345,12 @@ def test_events_before_a_violation_stay():
     with pytest.raises(Violation):
         feed(target, pdu(COMMAND, sqe(0, 3)) + pdu(0x55))
     assert [command.cid for command, _, _ in target.commands] == [1, 2, 3]
+
+
+def test_maxh2cdata_holds_where_capsules_may_be_larger():
+    target = TargetQueue(in_capsule=8192, max_h2c=4096)
+    feed(target, ic(IC_REQ) + pdu(COMMAND, sqe(1, 1, 8192)))
+    target.request_data(1, memoryview(bytearray(8192)))
+    target.take_output()
+    violation = fatal_of(target, pdu(H2C, data_body(1, 1, 0, 4100), bytes(4100)))
+    assert (violation.fatal, violation.info) == (LIMIT, 0)
