@@ -29,7 +29,7 @@ from hyades.common.catalog import (
     table_shape,
 )
 from hyades.common.checksum import crc32c
-from hyades.common.errors import DataError, UsageError
+from hyades.common.errors import DataError, HyadesError, UsageError
 from hyades.common.interrupts import undisturbed
 from hyades.common.layout import BLOCK, PAGE_ENTRY
 from hyades.common.pages import DEFAULT_PAGE, MAX_PAGE, MIN_PAGE, PageShape, shape_pages
@@ -271,7 +271,12 @@ class Volume(PageStore):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except HyadesError as failed:
+            if error is None:
+                raise
+            error.add_note(f"Closing the volume failed, too: {failed}")
 
     def _check_writable(self) -> None:
         super()._check_writable()

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from hyades.common.catalog import Catalog
-from hyades.common.errors import UsageError
+from hyades.common.errors import HyadesError, UsageError
 from hyades.common.ring import Ring
 from hyades.common.trace import Advance, Event, ListSink, Sink
 from hyades.common.units import parse_size
@@ -98,7 +98,12 @@ class VolumeHandle:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        self.close()
+        try:
+            self.close()
+        except HyadesError as failed:
+            if error is None:
+                raise
+            error.add_note(f"Closing the volume failed, too: {failed}")
 
 
 @dataclass(frozen=True, slots=True)

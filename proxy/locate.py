@@ -1,4 +1,4 @@
-"""Where a block of a device lies, in words: rule 8 of hyades.proxy.transport."""
+"""Where a block of a device lies, and why a flush failed: rule 8 of hyades.proxy.transport."""
 
 from typing import Any
 
@@ -15,3 +15,14 @@ def failed_lba(transport: Transport, lba: int, nblocks: int) -> int:
     """Return the first of *nblocks* blocks from *lba* on that is known to have failed, or *lba*."""
     known: Any = getattr(transport, "failed_lba", None)
     return lba if known is None else int(known(lba, nblocks))
+
+
+def flush_failure(transport: Transport) -> str:
+    """Return why the last flush of *transport* failed, "" where it does not say."""
+    known: Any = getattr(transport, "flush_failure", None)
+    return "" if known is None else str(known())
+
+
+def patience(transport: Transport, usual: float) -> float:
+    """Return for how many seconds *transport* may be silent without being lost."""
+    return max(usual, float(getattr(transport, "patience", 0.0)))

@@ -15,8 +15,11 @@ Rules:
 7. One thread at a time calls submit, poll and wait.
 8. A transport whose name and LBA do not say where a block lies has `locate(lba) -> str`: target,
    namespace and LBA there.  One that cuts requests into parts may have `failed_lba(lba, nblocks)`:
-   the first block of a part in that range that failed lately, else *lba*.  Any thread may call
-   them, also after close; hyades.proxy.locate does, for messages.
+   the first block of a part in that range that failed lately, else *lba*.  One that knows why a
+   flush failed has `flush_failure() -> str`.  Any thread may call them, also after close;
+   hyades.proxy.locate does, for messages.
+9. One that by itself waits for lost paths has `patience`: seconds without any completion after
+   which everything has ended, with Status.LOST if need be.
 """
 
 from dataclasses import dataclass

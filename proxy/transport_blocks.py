@@ -23,7 +23,7 @@ from hyades.common.errors import DataError, DeviceLost, HyadesError, UsageError
 from hyades.common.layout import BLOCK, COMPLETION, REQUEST, Op, Status
 from hyades.common.units import KIB, MIB
 from hyades.proxy.arena import allocate_arena
-from hyades.proxy.locate import locate
+from hyades.proxy.locate import flush_failure, locate, patience
 from hyades.proxy.transport import Transport
 
 _RETRIED = (Status.IO, Status.SHORT, Status.TIMEOUT)
@@ -46,6 +46,7 @@ class TransportBlocks:
         self.name = name
         self._closing = closing
         self._transport = transport
+        self._patience = patience(transport, _PATIENCE)
         limits = transport.limits
         self._piece = min(limits.max_transfer, buffer, _PIECE) // BLOCK * BLOCK
         count = max(1, min(limits.max_inflight, buffer // self._piece))
@@ -245,7 +246,7 @@ class TransportBlocks:
 
     def _pump(self) -> None:
         """Take at least one completion; DeviceLost where none comes."""
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + self._patience
         while True:
             self._submit()
             count = self._transport.poll(self._completions)
@@ -254,7 +255,7 @@ class TransportBlocks:
             if count:
                 return
             if time.monotonic() > deadline:
-                self._lost = f"{self.name}: no answer for {_PATIENCE:.0f} s"
+                self._lost = f"{self.name}: no answer for {self._patience:.0f} s"
                 raise DeviceLost(self._lost)
             self._transport.wait(0.1)
 
@@ -279,8 +280,12 @@ class TransportBlocks:
         if op != Op.FLUSH:
             blocks = int(self._slots["nbytes"][slot]) // BLOCK
             place = locate(self._transport, lba, blocks)
-            where += f" ({place})" if place else ""
-        what = f"{self.name}: {op.name.lower()} at {where} failed: Status.{status.name}"
+            where = f" at {where} ({place})" if place else f" at {where}"
+        else:
+            where, place = "", flush_failure(self._transport)
+        what = f"{self.name}: {op.name.lower()}{where} failed: Status.{status.name}"
+        if op == Op.FLUSH and place:
+            what += f" ({place})"
         if status == Status.NO_SPACE:
             return UsageError(f"{what}: no space left on the device")
         if status == Status.INVALID:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from hyades.common.errors import UsageError
 from hyades.common.layout import BLOCK, COMPLETION, REQUEST, Op, Status
-from hyades.proxy.locate import failed_lba, locate
+from hyades.proxy.locate import failed_lba, flush_failure, locate, patience
 from hyades.proxy.transport import Limits, Records, Transport
 from hyades.proxy.urls import Url
 
@@ -191,6 +191,15 @@ class FaultyTransport:
     def failed_lba(self, lba: int, nblocks: int) -> int:
         """Return which of *nblocks* blocks the inner transport says failed."""
         return failed_lba(self.inner, lba, nblocks)
+
+    def flush_failure(self) -> str:
+        """Return why the inner transport's last flush failed."""
+        return flush_failure(self.inner)
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which the inner transport may be silent."""
+        return patience(self.inner, 0.0)
 
     def _submit_one(self, request: np.void) -> bool:
         record = np.array([request], REQUEST)

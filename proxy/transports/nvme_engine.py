@@ -11,7 +11,7 @@
    (A target that executes commands after that is not guarded against.)  Reads do not wait.
 4. A link is lost when its sockets or its keep-alive say so, when a protocol rule is broken, when
    the target owes answers and gives no sign of life for `timeout` seconds, or when one command is
-   out for _STALLED times as long.
+   out for STALLED times as long.
 5. A wrong data digest, or an answer that blames the path, sends a request again up to _TRIES times;
    any other error ends it with the status of hyades.common.nvme.status.
 6. Without a live link for ctrl_loss_timeout seconds, counted from the last loss before which a
@@ -39,7 +39,7 @@ from hyades.proxy.transports.nvme_wire import Gone
 _TRIES = 8
 _PAUSE = 0.1  # seconds before a path that was blamed is tried again; doubled
 _LOOK = 0.05  # seconds between two looks at the clock
-_STALLED = 4
+STALLED = 4
 _KEPT = 64  # failures whose NVMe status is remembered, for messages
 _LOST, _CANCELLED = int(Status.LOST), int(Status.CANCELLED)
 
@@ -53,6 +53,7 @@ class NvmeEngine:
         self.links: list[Link] = []
         self.losses = self.replays = self.digest_errors = 0
         self.last_failure = ""
+        self.flush_failure = ""
         self.gone = ""  # why everything ends with LOST
         info = paths.namespace
         self._block_bytes, self._ratio = info.block_bytes, BLOCK // info.block_bytes
@@ -159,8 +160,8 @@ class NvmeEngine:
             return reason if isinstance(reason, PeerError) else Gone(str(reason))
         if link.quiet_for(now) > timeout:
             return Gone(f"no answer for {timeout:g} s")
-        if link.oldest_for(now) > _STALLED * timeout:
-            return Gone(f"a command without an answer for {_STALLED * timeout:g} s")
+        if link.oldest_for(now) > STALLED * timeout:
+            return Gone(f"a command without an answer for {STALLED * timeout:g} s")
         return None
 
     def _adopt(self, path: Path, session: Session) -> None:
@@ -202,7 +203,7 @@ class NvmeEngine:
     def _give_up(self) -> None:
         problems = "; ".join(f"{p.address}: {p.problem}" for p in self._paths.paths)
         self.gone = f"no path for {self.options.ctrl_loss_timeout:g} s: {problems}"
-        self.last_failure = self.gone
+        self.last_failure = self.flush_failure = self.gone
         self._paths.stop()
         self._unhold()
 
@@ -243,10 +244,11 @@ class NvmeEngine:
     def _send_flush(self, row: int, lanes: list[Lane], now: float) -> bool:
         if self._flushes.in_doubt:
             self._flushes.in_doubt = False
-            self.last_failure = (
-                "flush: every path was lost, and the target may have lost writes that it had"
+            self.flush_failure = (
+                "every path was lost for a while, and the target may have lost writes that it had"
                 " completed (trust_cache=1 takes that risk)"
             )
+            self.last_failure = f"flush: {self.flush_failure}"
             self.table.end(row, _LOST)
             return True
         dirty = [link.lanes for link in self.links if link.dirty]
@@ -325,7 +327,8 @@ class NvmeEngine:
             self.table.waiting.append(row)
             return
         if code:
-            self.last_failure = f"flush: NVMe status {describe(code)}"
+            self.flush_failure = f"NVMe status {describe(code)}"
+            self.last_failure = f"flush: {self.flush_failure}"
         self.table.end(row, int(to_transport(code)) if code else 0)
 
 

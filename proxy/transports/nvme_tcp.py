@@ -18,7 +18,7 @@ from hyades.common.units import format_size
 from hyades.proxy.arena import check_arena
 from hyades.proxy.records import completion_words, counter_dict, request_words
 from hyades.proxy.transport import Limits, Records
-from hyades.proxy.transports.nvme_engine import NvmeEngine
+from hyades.proxy.transports.nvme_engine import STALLED, NvmeEngine
 from hyades.proxy.transports.nvme_links import Link
 from hyades.proxy.transports.nvme_paths import Path, Paths
 from hyades.proxy.transports.nvme_table import Table
@@ -121,6 +121,16 @@ class NvmeTcpTransport:
     def failed_lba(self, lba: int, nblocks: int) -> int:
         """Return the first block of that range whose request failed lately, else *lba*."""
         return self._engine.failed_lba(lba, nblocks)
+
+    def flush_failure(self) -> str:
+        """Return why the last flush failed."""
+        return self._engine.flush_failure
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a request has ended, with Status.LOST if need be."""
+        options = self.options
+        return 2 * STALLED * options.timeout + options.ctrl_loss_timeout
 
     def stats(self) -> dict[str, Any]:
         """Return the counters, what became of the connections, and each path."""

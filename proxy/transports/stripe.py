@@ -22,7 +22,7 @@ from hyades.common.layout import BLOCK, COMPLETION, REQUEST
 from hyades.common.units import format_size
 from hyades.proxy import stripe_tables as t
 from hyades.proxy.arena import check_arena
-from hyades.proxy.locate import failed_lba, locate
+from hyades.proxy.locate import failed_lba, flush_failure, locate, patience
 from hyades.proxy.records import (
     COUNTERS,
     REQUEST_WORDS,
@@ -192,6 +192,15 @@ class StripeTransport:
                 index, there = self.geometry.place(low)
                 return low + failed_lba(self.members[index], there, high - low) - there
         return lba
+
+    def flush_failure(self) -> str:
+        """Return why the members' last flushes failed."""
+        return "; ".join(filter(None, map(flush_failure, self.members)))
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which a member may be silent."""
+        return max(patience(member, 0.0) for member in self.members)
 
     def _name(self) -> str:
         return f"stripe:{','.join(self.names)}"
