@@ -31,8 +31,9 @@ def explain_failure(port: Port, source: Volume, outputs: Volume) -> HyadesError:
     place = f": {first.place}" if first.place else ""
     if first.flush:
         return DeviceLost(
-            f"{volume.name}: a flush failed with status {first.status.name}{place}: what was written since"
-            " the last commit may be lost; check the device, then --resume goes on from there"
+            f"{volume.name}: a flush failed with status {first.status.name}{place}: what was"
+            " written since the last commit may be lost; check the device, then --resume goes on"
+            " from there"
         )
     name, page = locate(volume.catalog, first)
     where = f"{volume.name}: object {name!r} page {page} (LBA {first.lba}{place})"
