@@ -54,8 +54,8 @@ def _tag(page: int, salt: int) -> int:
     return (page ^ salt) & 0xFFFFFFFF
 
 
-def _seal(data: Bytes, page: int, salt: int) -> None:
-    """Write the trailer of *data*, all used bytes of *page*."""
+def seal(data: Bytes, page: int, salt: int) -> None:
+    """Write the trailer of *data*, all used bytes of *page*: nothing changes after this."""
     data[-_TRAILER:].view(VIEW_TRAILER)[0] = crc32c(data[:-_TRAILER]) ^ _tag(page, salt)
 
 
@@ -87,10 +87,22 @@ def dense_shape(rows: int, row_bytes: int, range_rows: int, page_size: int) -> P
 
 def build_dense(shape: PageShape, page: int, rows: Bytes, salt: int) -> Bytes:
     """Return *page* [page_bytes] with its *rows* [n, row_bytes]."""
-    data = np.zeros(shape.page_bytes, np.uint8)
-    data[: rows.size] = rows.reshape(-1)
-    _seal(data, page, salt)
+    data, places = open_dense(shape, page)
+    places[...] = rows
+    seal(data, page, salt)
     return data
+
+
+def open_dense(shape: PageShape, page: int) -> tuple[Bytes, Bytes]:
+    """Return *page* [page_bytes] and the places [n, row_bytes] of its rows in it, to be filled.
+
+    Its rows have any content, the rest is zeros; `seal` ends it.
+    """
+    start, stop = shape.page_rows(page)
+    used = (stop - start) * shape.row_bytes
+    data = np.empty(shape.page_bytes, np.uint8)
+    data[used:] = 0
+    return data, data[:used].reshape(stop - start, shape.row_bytes)
 
 
 def parse_dense(shape: PageShape, page: int, data: Any, salt: int) -> Bytes:
@@ -185,7 +197,7 @@ def build_sparse(shape: SparseShape, page: int, ids: Ids, rows: Bytes, salt: int
     at = rows_at(count)
     part = rows[first : first + count]
     data[at : at + part.size] = part.reshape(-1)
-    _seal(data, page, salt)
+    seal(data, page, salt)
     return data
 
 

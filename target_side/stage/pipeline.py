@@ -30,10 +30,7 @@ class Pipeline:
 
     def run_range(self, index: int) -> Rows:
         """Return the rows of range *index*; raises what a page reader raised."""
-        blocks: Iterator[Block] = iter(())
-        for op in self.ops:
-            blocks = op.run(index, blocks)
-        parts = list(self._checked(blocks))
+        parts = list(self.blocks(index))
         if len(parts) == 1:
             return Rows(index, parts[0].ids, parts[0].data)
         data = np.empty((sum(len(part.data) for part in parts), self._row_bytes), np.uint8)
@@ -44,6 +41,13 @@ class Pipeline:
             if part.ids is not None:
                 ids.append(part.ids)
         return Rows(index, self._joined(ids), data)
+
+    def blocks(self, index: int) -> Iterator[Block]:
+        """Return the rows of range *index* in blocks as they are made, in order."""
+        blocks: Iterator[Block] = iter(())
+        for op in self.ops:
+            blocks = op.run(index, blocks)
+        return self._checked(blocks)
 
     def _joined(self, ids: list[Ids]) -> Ids | None:
         if ids:

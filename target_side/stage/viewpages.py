@@ -7,7 +7,6 @@ from concurrent.futures import Future
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from hyades.common.catalog import Catalog
 from hyades.common.checksum import crc32c
@@ -16,7 +15,7 @@ from hyades.common.layout import BLOCK
 from hyades.common.pages import DEFAULT_PAGE, PageShape
 from hyades.common.quantize import Encoding
 from hyades.common.trace import Sink
-from hyades.common.views import SparseShape, build_dense, build_sparse
+from hyades.common.views import SparseShape, build_sparse, open_dense, seal
 from hyades.common.viewspec import (
     SampleSpec,
     ViewHead,
@@ -27,7 +26,7 @@ from hyades.common.viewspec import (
 )
 from hyades.common.volume import Volume
 from hyades.target_side.stage.ahead import Ahead
-from hyades.target_side.stage.blocks import Bytes, Operator
+from hyades.target_side.stage.blocks import Block, Bytes, Operator
 from hyades.target_side.stage.meter import Meter, OperatorCounts
 from hyades.target_side.stage.options import StageOptions, StagePlan, make_pool, plan_stage
 from hyades.target_side.stage.pipeline import Pipeline
@@ -214,25 +213,45 @@ class ViewPages:
         return future.result()
 
     def _make(self, index: int) -> list[Bytes]:
-        rows = self.pipeline.run_range(index)
-        with self.meter.span(PAGES):
-            pages = self._lay_out(index, rows.ids, rows.data)
+        """Return the pages of range *index*."""
+        shape = self.shape
+        if isinstance(shape, SparseShape):
+            pages, rows = self._make_sparse(shape, index)
+        else:
+            pages, rows = self._make_dense(shape, index)
         size = sum(page.size for page in pages)
-        self.meter.add(PAGES, OperatorCounts(len(rows.data), len(rows.data), rows.data.size, size))
+        self.meter.add(PAGES, OperatorCounts(rows, rows, rows * shape.row_bytes, size))
         return pages
 
-    def _lay_out(self, index: int, ids: NDArray[np.uint16] | None, data: Bytes) -> list[Bytes]:
-        shape, salt, pages = self.shape, self._salt, []
-        first = index * shape.pages_per_range
-        if isinstance(shape, SparseShape):
-            assert ids is not None
+    def _make_sparse(self, shape: SparseShape, index: int) -> tuple[list[Bytes], int]:
+        rows = self.pipeline.run_range(index)
+        assert rows.ids is not None
+        first, pages = index * shape.pages_per_range, []
+        with self.meter.span(PAGES):
             for number in range(first, first + shape.pages_per_range):
-                pages.append(build_sparse(shape, number, ids, data, salt))
-            return pages
-        for number in range(first, shape.first_page(index + 1)):
-            start, stop = (row - index * shape.range_rows for row in shape.page_rows(number))
-            pages.append(build_dense(shape, number, data[start:stop], salt))
-        return pages
+                pages.append(build_sparse(shape, number, rows.ids, rows.data, self._salt))
+        return pages, len(rows.data)
+
+    def _make_dense(self, shape: PageShape, index: int) -> tuple[list[Bytes], int]:
+        first, last = shape.first_page(index), shape.first_page(index + 1)
+        opened = [open_dense(shape, number) for number in range(first, last)]
+        for block in self.pipeline.blocks(index):
+            with self.meter.span(PAGES):
+                self._place(shape, block, [places for _, places in opened])
+        with self.meter.span(PAGES):
+            for number, (page, _) in enumerate(opened, first):
+                seal(page, number, self._salt)
+        return [page for page, _ in opened], sum(len(places) for _, places in opened)
+
+    @staticmethod
+    def _place(shape: PageShape, block: Block, pages: Sequence[Bytes]) -> None:
+        """Copy the rows of *block* to their places in the *pages* of its range."""
+        row = block.start
+        while row < block.stop:
+            page, at = divmod(row, shape.rows_per_page)
+            into = pages[page][at : at + block.stop - row]
+            into[...] = block.data[row - block.start : row - block.start + len(into)]
+            row += len(into)
 
 
 def open_volume_view(

@@ -27,6 +27,7 @@ SALT = 77
 SHAPE = SparseShape(500, 12, 100, 30, BLOCK)
 IDS = np.sort(np.random.default_rng(1).permutation(100)[:70]).astype(np.uint16)
 ROWS = np.random.default_rng(2).integers(0, 256, (70, 12), np.uint8)
+FULL = np.random.default_rng(3).integers(0, 256, (100, 12), np.uint8)
 DENSE = dense_shape(500, 12, 100, 65536)
 SPEC = ViewSpec(
     volume="x", generation=1, source="features", rows=500, width=6, range_rows=100, block_rows=50,
@@ -46,7 +47,7 @@ def pages_of(index: int) -> list[bytearray]:
 
 
 def test_every_changed_bit_is_found() -> None:
-    sparse, dense = pages_of(1)[0], bytearray(build_dense(DENSE, 2, ROWS, SALT))
+    sparse, dense = pages_of(1)[0], bytearray(build_dense(DENSE, 2, FULL, SALT))
     for data, parse in ((sparse, lambda d: parse_sparse(SHAPE, 4, d, SALT)),
                         (dense, lambda d: parse_dense(DENSE, 2, d, SALT))):  # fmt: skip
         parse(data)

@@ -23,7 +23,8 @@ def test_a_toy_run_writes_table_json_and_plot(tmp_path: Path) -> None:
     assert list(views) == [case.name for case in cases(2, 8)]
     for view in views.values():
         assert set(view["seconds"]) == set(OPERATORS)
-        assert view["whole"] >= sum(view["seconds"].values()) > 0
+        assert view["whole"] > 0 < view["seconds"]["read"]
+        assert view["seconds"]["pages"] > 0
     plain, half = views["float32"], views["float16"]
     assert plain["rows"] == half["rows"] == 3000
     assert plain["seconds"]["quantise"] == 0 < half["seconds"]["quantise"]
