@@ -13,7 +13,7 @@ from hyades.common.layout import BLOCK, COMPLETION, Op, Status
 from hyades.common.volume import Volume
 from hyades.deploy.volumes import new_in_place, open_device
 from hyades.proxy.arena import allocate_arena
-from hyades.proxy.locate import locate
+from hyades.proxy.locate import flush_failure, locate, patience
 from hyades.proxy.registry import open_transport
 from hyades.proxy.stripes import split_members
 from hyades.proxy.transports.faulty import Fault, FaultPlan, FaultyTransport
@@ -104,6 +104,16 @@ def test_where_a_failure_lies():
     device.members[1].locate = lambda lba: f"target t ns 1 LBA {lba}"
     device.members[1].failed_lba = lambda lba, nblocks: lba + min(1, nblocks - 1)
     assert locate(device, 0, 24) == f"member 1: target t ns 1 LBA {2 * UNIT + 1}"
+
+
+def test_what_members_know_is_passed_on():
+    device, _ = stripe(FaultPlan(), FaultPlan())
+    assert flush_failure(device) == ""
+    assert patience(device, 7.0) == 7.0
+    device.members[1].flush_failure = lambda: "the target was away"
+    device.members[1].patience = 90.0
+    assert flush_failure(device) == "the target was away"
+    assert patience(device, 7.0) == 90.0
 
 
 def test_only_the_last_failures_are_kept():
@@ -206,7 +216,7 @@ def test_members_in_any_order(made):
     for order in ((a, b, c), (c, a, b), (b, a, c)):
         with hyades.open(name(*order)) as opened:
             assert np.array_equal(opened.volume.read_table("t"), np.arange(100_000))
-    with pytest.raises(UsageError, match="this stripe has units of 16.0 KiB: leave unit= out"):
+    with pytest.raises(UsageError, match=r"this stripe has units of 16\.0 KiB: leave unit= out"):
         hyades.open(f"stripe:unit=4KiB,{a},{b},{c}")
 
 

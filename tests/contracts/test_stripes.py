@@ -1,9 +1,11 @@
 """The contract suite against stripes of every kind of member."""
 
 import pytest
-from tests.contracts.transport import BLOCKS, TransportContract
+from tests.contracts.transport import BLOCKS, TransportContract, finish, request
+from tests.reference import nvme
 
-from hyades.common.layout import BLOCK
+from hyades.common.layout import BLOCK, Op
+from hyades.proxy.arena import allocate_arena
 from hyades.proxy.registry import open_transport
 from hyades.proxy.stripe_tables import Geometry
 from hyades.proxy.transports.faulty import FaultPlan, FaultyTransport
@@ -95,6 +97,33 @@ class TestLateMembers(StripeContract):
         inner = MemTransport(MemoryStore(nblocks))
         plan = FaultPlan(delay=0.002, reorder=True, accept=2, seed=index) if index else FaultPlan()
         return FaultyTransport(inner, plan)
+
+
+class TestNvme(StripeContract):
+    """Namespaces of two targets; neither can grow."""
+
+    unit, count, fixed_size = 4, 2, True
+
+    @pytest.fixture(autouse=True)
+    def servers(self):
+        with nvme.stopped_at_end() as self._servers:
+            yield
+
+    def make_member(self, folder, index, nblocks):
+        self._servers.append(nvme.file_server(folder, nblocks))
+        digest = "header,data" if index else "none"
+        return open_transport(nvme.url(self._servers[-1], digest=digest))
+
+    def test_longer_than_max_transfer(self, tmp_path):
+        """The base's version grows the device, which a namespace cannot."""
+        device = self.make(tmp_path, BLOCKS)
+        limit = device.limits.max_transfer
+        device.close()
+        device = self.make(tmp_path, limit // BLOCK + 8)
+        device.register(allocate_arena(limit + BLOCK))
+        assert finish(device, request(Op.READ, nbytes=limit, cookie=1))[1] == (0, limit)
+        assert finish(device, request(Op.READ, nbytes=limit + BLOCK, cookie=2))[2][0] == -7
+        device.close()
 
 
 class TestByUrl(TransportContract):
