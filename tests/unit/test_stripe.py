@@ -110,8 +110,8 @@ def test_what_members_know_is_passed_on():
     device, _ = stripe(FaultPlan(), FaultPlan())
     assert flush_failure(device) == ""
     assert patience(device, 7.0) == 7.0
-    device.members[1].flush_failure = lambda: "the target was away"
-    device.members[1].patience = 90.0
+    device.members[1].inner.flush_failure = lambda: "the target was away"
+    device.members[1].inner.patience = 90.0
     assert flush_failure(device) == "the target was away"
     assert patience(device, 7.0) == 90.0
 
