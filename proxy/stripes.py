@@ -1,6 +1,7 @@
 """The members of a ``stripe:`` URL: reading their labels, and labelling blank ones."""
 
 import re
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from uuid import uuid4
@@ -56,6 +57,16 @@ def split_members(url: Url) -> tuple[tuple[str, ...], int | None]:
         if Url(member).scheme == "stripe":
             raise UsageError(f"{url}: a stripe cannot be the member of a stripe")
     return members, unit
+
+
+def map_members(text: str, change: Callable[[str], str]) -> str:
+    """Return the URL *text* with *change* applied to it, or to each member of a ``stripe:``."""
+    url = Url(text)
+    if url.scheme != "stripe":
+        return change(text)
+    members, _ = split_members(url)
+    head = text.removesuffix(",".join(members))  # stripe:, and the unit
+    return head + ",".join(map(change, members))
 
 
 def find_set(url: Url, *, create: bool) -> StripeSet:

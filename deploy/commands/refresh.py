@@ -1,6 +1,7 @@
 """hyades refresh."""
 
 from contextlib import ExitStack
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from hyades.deploy.commands.common import memory_option, progress_option, table
 from hyades.deploy.progress import ProgressBar
 from hyades.deploy.report.model import Candidate, Report, deviation
 from hyades.deploy.report.write import HTML_NAME
+from hyades.proxy.stripes import map_members
+from hyades.proxy.transports.nvme_url import with_ctrl_loss_timeout
 
 
 class Fanout(click.ParamType):  # type: ignore[type-arg]
@@ -65,13 +68,17 @@ class Fanout(click.ParamType):  # type: ignore[type-arg]
     "--output-volume", metavar="URL",
     help="Where the output, hidden rows and the run's state go; VOLUME is then only read.",
 )  # fmt: skip
+@click.option(
+    "--ctrl-loss-timeout", type=click.FloatRange(min=0), metavar="SECONDS",
+    help="How long nvme+tcp:// volumes may be out of reach before the run ends; default: 60.",
+)  # fmt: skip
 @click.option("--no-report", is_flag=True, help="Write no report.")
 @progress_option
 def command(
     volume: str, model: Path, out: str | None, memory: int, fanout: tuple[int, ...] | None,
     seed: int, threads: int | None, dtype: str, plan: str | None, explain: bool, resume: bool,
-    force: bool, report_dir: Path | None, output_volume: str | None, no_report: bool,
-    progress: bool | None,
+    force: bool, report_dir: Path | None, output_volume: str | None,
+    ctrl_loss_timeout: float | None, no_report: bool, progress: bool | None,
 ) -> None:  # fmt: skip
     """Compute the embeddings of every vertex in VOLUME and store them in it as output NAME.
 
@@ -86,6 +93,10 @@ def command(
     hyades refresh g.vol --model gcn.pt --out sampled --fanout 10,10 --seed 7
     hyades refresh nvme+tcp://host:4420/nqn --model gcn.pt --out x --output-volume local.vol
     """
+    if ctrl_loss_timeout is not None:
+        patient = partial(with_ctrl_loss_timeout, seconds=ctrl_loss_timeout)
+        volume = map_members(volume, patient)
+        output_volume = output_volume and map_members(output_volume, patient)
     options: dict[str, Any] = {
         "memory": memory, "fanout": fanout, "seed": seed, "threads": threads, "dtype": dtype,
         "plan": plan,

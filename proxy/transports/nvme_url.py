@@ -23,6 +23,7 @@ from hyades.common.nvme.psk import Psk, load_psk
 from hyades.common.units import MIB
 from hyades.proxy.urls import Url
 
+SCHEME = "nvme+tcp"
 DEFAULT_PORT = 4420
 MAX_QUEUES, MAX_DEPTH = 64, 1023
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%a-z]+\]|[^\[\]:/+\s]+)(?::(\d+))?")
@@ -66,6 +67,14 @@ class Options:
     def place(self, address: Address) -> str:
         """Return the name of the namespace on one path, for messages."""
         return f"nvme+tcp://{address}/{self.subnqn} ns {self.nsid}"
+
+
+def with_ctrl_loss_timeout(text: str, seconds: float) -> str:
+    """Return the URL *text*, with this ctrl_loss_timeout unless it says one or is no nvme+tcp."""
+    url = Url(text)
+    if url.scheme.removeprefix("faulty+") != SCHEME or url.take_all("ctrl_loss_timeout"):
+        return text
+    return f"{text}{'&' if '?' in text else '?'}ctrl_loss_timeout={seconds:g}"
 
 
 def parse_addresses(text: str) -> tuple[Address, ...]:

@@ -6,8 +6,9 @@ import pytest
 
 from hyades.common.errors import UsageError
 from hyades.common.nvme.psk import Psk
+from hyades.proxy.stripes import map_members
 from hyades.proxy.transports import nvme_url
-from hyades.proxy.transports.nvme_url import Address, parse
+from hyades.proxy.transports.nvme_url import Address, parse, with_ctrl_loss_timeout
 from hyades.proxy.urls import Url
 
 NQN = "nqn.2026-01.org.example:pages"
@@ -106,3 +107,22 @@ def test_the_name_of_this_host(tmp_path, monkeypatch):
     found = options(f"nvme+tcp://a/{NQN}")
     assert found.hostnqn == "nqn.2014-08.org.nvmexpress:uuid:x"
     assert found.hostid.hex() == "12345678123412341234123456789abc"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("g.vol", "g.vol"),
+        ("nvme+tcp://a/nqn.x", "nvme+tcp://a/nqn.x?ctrl_loss_timeout=2.5"),
+        ("nvme+tcp://a/nqn.x?ns=2", "nvme+tcp://a/nqn.x?ns=2&ctrl_loss_timeout=2.5"),
+        ("nvme+tcp://a/nqn.x?ctrl_loss_timeout=9", "nvme+tcp://a/nqn.x?ctrl_loss_timeout=9"),
+        (
+            "stripe:unit=64KiB,nvme+tcp://a/nqn.x?digest=header,data,/b,nvme+tcp://c/nqn.x",
+            "stripe:unit=64KiB,nvme+tcp://a/nqn.x?digest=header,data&ctrl_loss_timeout=2.5,/b,"
+            "nvme+tcp://c/nqn.x?ctrl_loss_timeout=2.5",
+        ),
+    ],
+)
+def test_an_option_for_every_remote_volume(text, expected):
+    changed = map_members(text, lambda url: with_ctrl_loss_timeout(url, 2.5))
+    assert changed == expected
