@@ -59,7 +59,7 @@ def build_page(
     if page == LogPage.HEALTH:
         return _health(health, errors.count)
     if page == LogPage.FIRMWARE:
-        return b"\x01".ljust(8, b"\0") + firmware[:8].encode().ljust(504, b"\0")
+        return b"\x01".ljust(8, b"\0") + firmware[:8].ljust(8).encode().ljust(504, b"\0")
     if page == LogPage.CHANGED_NAMESPACES:
         return bytes(4096)  # they never change
     if page == LogPage.EFFECTS:

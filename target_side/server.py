@@ -78,22 +78,19 @@ class Server:
             faults=faults,
         )
         self.connections: set[Connection] = set()
+        self.addresses: list[Address] = []  # where it listens, with real ports
         self._listen, self._advertise = list(listen), advertise
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._stopping = threading.Event()
 
-    @property
-    def addresses(self) -> list[Address]:
-        """Where it listens, with real ports."""
-        return [sock.getsockname()[:2] for sock in self._sockets]
-
     def start(self) -> None:
         """Listen; UsageError where an address cannot be had."""
         try:
             for host, port in self._listen:
                 self._sockets.append(_listen(host, port))
+                self.addresses.append(self._sockets[-1].getsockname()[:2])
         except BaseException:
             self._close_listeners()
             raise
