@@ -1,7 +1,7 @@
 """PID 1 of the guest: runs the commands that machine.py sends; standard library only.
 
 One JSON object a line over a virtio port.  The host sends {id, script, timeout, env, cwd} or
-{kill: id}; each script runs in bash, in a session of its own, and is answered once, in any order,
+{id, signal}; each script runs in bash, in a session of its own, and is answered once, in any order,
 by {id, code, out, err}; code is 124 where its time ran out and -N where signal N ended it.
 The first line that the guest sends is {id: 0, ...}: it is up.
 """
@@ -42,16 +42,16 @@ class Agent:
             *lines, rest = (rest + os.read(self.port, 1 << 16)).split(b"\n")
             for line in lines:
                 request = json.loads(line)
-                if "kill" in request:
-                    self.kill(request["kill"])
+                if "signal" in request:
+                    self.signal(**request)
                 else:
                     self.start(request)
 
-    def kill(self, number: int) -> None:
-        """End the session of one command."""
-        process = self.processes.get(number)
+    def signal(self, id: int, signal: int) -> None:  # noqa: A002 - the names in the request
+        """Send a signal to the session of one command, if it still runs."""
+        process = self.processes.get(id)
         if process is not None:
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal)
 
     def start(self, request: dict[str, Any]) -> None:
         """Start one script; a kill that follows at once finds it."""
@@ -72,7 +72,7 @@ class Agent:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             late = True
-            self.kill(number)
+            self.signal(number, signal.SIGKILL)
             out, err = process.communicate()
         del self.processes[number]
         texts = {"out": out.decode(errors="replace"), "err": err.decode(errors="replace")}

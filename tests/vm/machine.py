@@ -12,6 +12,7 @@ The guest reaches the host's loopback at HOST; the host reaches a port of the gu
 import itertools
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -70,9 +71,9 @@ class Job:
             )
         return output
 
-    def kill(self) -> None:
-        """End the command; `wait` then gives a negative code."""
-        self.machine.send(kill=self.number)
+    def signal(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal to the command and what it started."""
+        self.machine.send(id=self.number, signal=number)
 
 
 class Machine:

@@ -23,7 +23,7 @@ def test_commands_give_output_and_exit_code(machine: Machine) -> None:
 def test_jobs_overlap_and_end(machine: Machine) -> None:
     waiting = machine.start("read < /dev/tty0; sleep 100")
     endless = machine.start("while :; do echo line; done", timeout=0.5)
-    waiting.kill()
+    waiting.signal()
     assert endless.wait(check=False).code == 124
     assert waiting.wait(check=False).code == -9
 
