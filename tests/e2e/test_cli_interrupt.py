@@ -47,19 +47,24 @@ def interrupt_in_second_pass(arguments: list[str]) -> tuple[int, str]:
         return process.wait(60), seen.decode()
 
 
-def test_ctrl_c_and_resume(arguments: list[str]) -> None:
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in place", "outputs elsewhere"])
+def test_ctrl_c_and_resume(arguments: list[str], tmp_path: Path, elsewhere: bool) -> None:
+    outputs = arguments[0]
+    if elsewhere:
+        outputs = str(tmp_path / "out.vol")
+        arguments = [*arguments, "--output-volume", outputs]
     code, text = interrupt_in_second_pass(arguments)
     assert code == 130
     assert text.endswith(
         "hyades: interrupted; what was done is kept: add --resume to the same command to continue\n"
     )
     assert "Traceback" not in text
-    assert re.search(r"^cut +running$", run("inspect", arguments[0]).stdout, re.MULTILINE)
+    assert re.search(r"^cut +running$", run("inspect", outputs).stdout, re.MULTILINE)
     again = run("refresh", *arguments, "--out", "cut")
     assert again.exit_code == 2
     assert "--resume" in again.stderr
     resumed = run("refresh", *arguments, "--out", "cut", "--resume")
     assert resumed.exit_code == 0, resumed.stderr
     assert run("refresh", *arguments, "--out", "whole").exit_code == 0
-    with hyades.open(arguments[0]) as volume:
+    with hyades.open(outputs) as volume:
         assert np.array_equal(volume.read("cut"), volume.read("whole"))
