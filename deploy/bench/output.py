@@ -181,6 +181,19 @@ def plot_peers(rows: Sequence[Row], path: Path) -> list[Path]:
     return _save(figure, path)
 
 
+def plot_bars(names: Sequence[str], values: Sequence[float], label: str, path: Path) -> list[Path]:
+    """Draw one bar a name."""
+    figure = _figure(8, 0.4 * len(names) + 0.9)
+    panel = figure.subplots()
+    panel.barh(names, values, color=[_COLORS[i % len(_COLORS)] for i in range(len(names))])
+    for place, value in enumerate(values):
+        panel.text(value, place, f" {value:.2f}", va="center", fontsize=8)
+    panel.invert_yaxis()
+    panel.margins(x=0.12)
+    panel.set_xlabel(label, fontsize=8)
+    return _save(figure, path)
+
+
 def _outcome(row: Row) -> str:
     return row.median.measured.outcome if row.runs else "not run"
 
