@@ -74,9 +74,9 @@ def start_environment(spdk: Functions, settings: Settings) -> None:
         os.sched_setaffinity(0, allowed)  # it pins the caller, and threads would inherit that
     if code:
         hint = (
-            "reserve huge pages (echo 1024 > /proc/sys/vm/nr_hugepages) or give hugepages=0"
+            "it may need huge pages (echo 1024 > /proc/sys/vm/nr_hugepages), or hugepages=0"
             if settings.huge_pages
-            else "give more memory, as memory=512MiB"
+            else f"it was given memory={settings.memory}MiB, and needs a DPDK that it supports"
         )
         raise BackendMissing(f"spdk_env_init failed ({os.strerror(abs(code))}): {hint}")
 
@@ -125,7 +125,7 @@ class SpdkDevice:
         try:
             after = self._connect()
         except DeviceLost:
-            self.drop()
+            self.drop(lost=True)
             return False
         except UsageError as error:
             raise PeerError(str(error)) from error
@@ -138,9 +138,14 @@ class SpdkDevice:
         self.namespace = after
         return True
 
-    def drop(self) -> None:
-        """Give up queues and controller; callbacks of what was under way come first."""
+    def drop(self, *, lost: bool = False) -> None:
+        """Give up queues and controller; callbacks of what was under way come first.
+
+        A controller that is *lost* is not asked to shut down, which it might not answer.
+        """
         spdk = self._spdk
+        if lost and self._ctrlr is not None:
+            spdk.spdk_nvme_ctrlr_fail(self._ctrlr)
         pairs, self.pairs = self.pairs, []
         for pair in pairs:
             spdk.spdk_nvme_ctrlr_free_io_qpair(pair)

@@ -59,6 +59,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "spdk_nvme_ctrlr_get_default_ctrlr_opts": (None, (_P, _SIZE)),
     "spdk_nvme_connect": (_P, (_P, _P, _SIZE)),
     "spdk_nvme_detach": (_I, (_P,)),
+    "spdk_nvme_ctrlr_fail": (None, (_P,)),
     "spdk_nvme_ctrlr_is_failed": (c.c_bool, (_P,)),
     "spdk_nvme_ctrlr_get_data": (_P, (_P,)),
     "spdk_nvme_ctrlr_process_admin_completions": (_I, (_P,)),

@@ -282,7 +282,6 @@ class _Worker:
             try:
                 back = self._device.reconnect()
             except HyadesError as error:
-                self._device.drop()
                 self._give_up(str(error))
                 return
             if back:
@@ -312,7 +311,7 @@ class _Worker:
     def _drop(self) -> None:
         """Take the queues away; what was under way waits."""
         self._queues[:, t.Q_PAIR] = 0
-        self._device.drop()
+        self._device.drop(lost=True)
         self._settle(closing=False)  # what was aborted is parked
         self._requeue(running=True)
 

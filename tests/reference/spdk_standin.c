@@ -332,6 +332,11 @@ bool spdk_nvme_ctrlr_is_failed(struct ctrlr *ctrlr)
 	return ctrlr->failed;
 }
 
+void spdk_nvme_ctrlr_fail(struct ctrlr *ctrlr)
+{
+	ctrlr->failed = true;
+}
+
 int32_t spdk_nvme_ctrlr_process_admin_completions(struct ctrlr *ctrlr)
 {
 	return ctrlr->failed ? -ENXIO : 0;

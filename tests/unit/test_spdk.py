@@ -256,7 +256,7 @@ def test_an_old_release_is_refused(stand_in):
 @pytest.mark.parametrize(
     ("faults", "error", "complaint"),
     [
-        ({"noenv": 1}, BackendMissing, r"spdk_env_init failed .*memory=.*no free hugepages"),
+        ({"noenv": 1}, BackendMissing, r"spdk_env_init failed .*memory=256MiB.*no free hugepages"),
         ({"namespaces": 0}, UsageError, "no namespace 1; there are: none"),
         ({"sector": 520}, UsageError, "blocks of 520 bytes"),
         ({"meta": 8}, UsageError, "8 bytes of metadata"),
