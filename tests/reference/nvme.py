@@ -5,7 +5,7 @@ import itertools
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +71,12 @@ def stopped_at_end() -> Iterator[list[Server]]:
 class TargetProcess:
     """``hyades serve`` of one file in a process that a test kills; always at the same address."""
 
-    def __init__(self, path: Path, *flags: str) -> None:
-        self.path, self.flags = path, flags
-        self.address = ("127.0.0.1", 0)
+    def __init__(
+        self, path: Path, *flags: str, host: str = "127.0.0.1", prefix: Sequence[str] = ()
+    ) -> None:
+        """Serve *path* at any free port of *host*; *prefix* is what the command runs under."""
+        self.path, self.flags, self.prefix = path, flags, prefix
+        self.address = (host, 0)
         self.starts = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -83,9 +86,9 @@ class TargetProcess:
         self.starts += 1
         log = self.path.with_suffix(".log").open("ab")
         command = [
-            sys.executable, "-m", "hyades.deploy.cli", "serve", "--nqn", NQN, "--namespace",
-            str(self.path), "--listen", "{}:{}".format(*self.address), "--ready-file", str(ready),
-            *self.flags,
+            *self.prefix, sys.executable, "-m", "hyades.deploy.cli", "serve", "--nqn", NQN,
+            "--namespace", str(self.path), "--listen", "{}:{}".format(*self.address),
+            "--ready-file", str(ready), *self.flags,
         ]  # fmt: skip
         with log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
