@@ -8,8 +8,9 @@ Rules, the same for every host, thread count and division into blocks:
 3. Decoding is exact: one float32 for every stored value, by no rounding operation.
 
 An int8 row (`layout.int8_row`) is d codes, zeros up to a multiple of 4 bytes, and a float32 scale;
-a value is code x scale. The scale is the row's largest finite magnitude / 127, cut to 17 bits, so
-that the product needs no rounding: |x - x'| <= scale / 2 holds exactly. Nothing saturates. A row
+a value is code x scale. The scale is the row's largest finite magnitude / 127, cut to 17 bits so
+that the product needs no rounding: |x - x'| <= scale / 2 holds exactly. (A scale up to 2**-132 is
+rounded up to a unit of 2**-149 instead: floats have no more bits there.) Nothing saturates. A row
 with a value that is not finite is flagged by the sign bit of its scale: there 127 and -127 stand
 for the infinities, -128 for NaN, and the finite values use 126 and below. Zero loses its sign.
 """

@@ -23,7 +23,7 @@ _FROM_SUBNORMAL = np.float32(2.0**-24)
 _WHOLE_32 = np.float32(2.0**23)  # adding and taking it away rounds to an integer, ties to even
 _WHOLE_64 = np.float64(1.5 * 2.0**52)
 _SCALE_TAIL = np.uint32(0x7F)  # bits of a scale that are 0: 17 are left, 7 are for the code
-_SCALE_EXACT = np.uint32(1 << 17)  # scales below are few units of 2**-149 and keep all bits
+_SCALE_TINY = np.float64(2.0**-132)  # up to here a scale has 17 bits anyway: units of 2**-149
 INT8_LIMIT, INT8_LIMIT_FLAGGED = 127, 126
 INT8_NAN = -128
 
@@ -138,8 +138,8 @@ def _scale(largest: Any, limit: Any) -> Any:
     wide = np.float64(_float(largest)) / np.float64(limit)
     scale = np.float32(wide)
     bits = _bits(scale)
-    if bits <= _SCALE_EXACT:  # subnormal: rounded up, or the largest value would not fit
-        return _bits(scale) + np.uint32(np.float64(scale) < wide)
+    if wide <= _SCALE_TINY:  # rounded up, or the largest value would not fit
+        return bits + np.uint32(np.float64(scale) < wide)
     if np.float64(scale) > wide:
         bits -= np.uint32(1)
     return bits & ~_SCALE_TAIL

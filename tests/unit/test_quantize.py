@@ -152,6 +152,19 @@ def test_int8_is_what_its_text_says(row):
             assert np.array_equal(before, after, equal_nan=True)
 
 
+@pytest.mark.parametrize("units", [1, 126, 127, 128, 1 << 17, 3 << 17, 1 << 22, (1 << 23) - 128])
+@pytest.mark.parametrize("steps", [-1, 0, 1])
+def test_int8_scales_of_tiny_rows_are_cut_not_rounded(units, steps):
+    """Where floats have fewer bits than a scale may keep, the quotient rounds to a cut one."""
+    row = np.array([np.ldexp(np.float64(127 * units), -149), 0], np.float32)
+    row[0] = (row[:1].view(np.uint32) + np.uint32(steps & 0xFFFFFFFF)).view(np.float32)[0]
+    data, _ = encode_rows(row.reshape(1, 2), "int8")
+    record = data.reshape(-1).view(int8_row(2))[0]
+    codes, scale = plain_int8(row)
+    assert record["scale"].tobytes() == scale.tobytes()
+    assert record["codes"].tolist() == codes
+
+
 @pytest.mark.parametrize("power", [-149, -148, -140, -133, -127, -126, -119, -20, 0, 100, 127])
 def test_int8_holds_its_bound_at_every_magnitude(power):
     rng = np.random.default_rng(power + 200)
