@@ -13,13 +13,12 @@ from hyades.common.errors import DataError, PeerError
 from hyades.common.nvme.commands import Command, parse_connect
 from hyades.common.nvme.layout import CONNECT_BYTES, FABRICS, Admin, Fabrics, Opcode, PduFlag, Sgl
 from hyades.common.nvme.status import DNR, StatusCode, describe
-from hyades.common.nvme.target import TargetQueue
 from hyades.common.units import KIB
 from hyades.target_side.controller import Controller, Link, Reply
 from hyades.target_side.events import Failed
 from hyades.target_side.execution import Extent, capsule_data, forces_unit_access, locate
-from hyades.target_side.output import Output
 from hyades.target_side.pool import Buffer
+from hyades.target_side.ports import CommandQueue, Sender
 from hyades.target_side.service import Service
 
 SMALL = 32 * KIB  # reads up to here are cheaper through a buffer than by sendfile
@@ -33,9 +32,12 @@ class Owner(Link, Protocol):
     peer: str
     tls: bool
     draining: bool
-    queue: TargetQueue
-    output: Output
     service: Service
+
+    @property
+    def queue(self) -> CommandQueue: ...
+    @property
+    def output(self) -> Sender: ...
 
     def wake(self) -> None:
         """Look around soon."""
@@ -286,7 +288,7 @@ class Executor:
         self._count(work, 0)
 
     def _needs_memory(self) -> bool:
-        return self._connection.tls or bool(self._queue.digests & PduFlag.DDGST)
+        return self._output.memory_only or bool(self._queue.digests & PduFlag.DDGST)
 
     def _write(self, work: Work, extent: Extent) -> bool:
         command = work.command

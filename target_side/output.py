@@ -45,6 +45,11 @@ class Output:
         self.sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
 
+    @property
+    def memory_only(self) -> bool:
+        """Whether ranges of files cannot be sent."""
+        return self._tls
+
     def push(self, segments: Iterable[Segment]) -> None:
         """Queue segments."""
         for segment in segments:

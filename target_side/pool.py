@@ -96,7 +96,7 @@ class BufferPool:
             self._kept_bytes -= size
         else:
             self._make_room(size)
-            buffer = Buffer(size)
+            buffer = self._make(size)
         self.lent += size
         self.peak = max(self.peak, self.lent)
         return buffer
@@ -104,8 +104,14 @@ class BufferPool:
     def _make_room(self, size: int) -> None:
         for other, kept in self._kept.items():
             while kept and self.lent + self._kept_bytes + size > self.limit:
-                kept.pop()
+                self._drop(kept.pop())
                 self._kept_bytes -= other
+
+    def _make(self, size: int) -> Buffer:
+        return Buffer(size)
+
+    def _drop(self, buffer: Buffer) -> None:
+        """Hear that *buffer* is not kept any more."""
 
     def _wake_first(self) -> None:
         if self._waiters:
