@@ -19,7 +19,11 @@ from hyades.common.nvme.status import StatusCode
 from hyades.common.nvme.target import TargetQueue
 
 BLOCKS = 24
-KINDS = ("read", "write", "flush")
+COMMANDS = st.tuples(
+    st.sampled_from(["write", "read", "write", "flush"]),
+    st.integers(0, BLOCKS - 1),
+    st.sampled_from([1, 2, 5, 9, 16, 24]),
+)
 
 
 class SlowDisk(Disk):
@@ -90,7 +94,11 @@ class Queues(RuleBasedStateMachine):
             if p.kind == "write" and p.first <= block < p.first + p.blocks
         ]
 
-    @rule(kind=st.sampled_from(KINDS), first=st.integers(0, BLOCKS - 1), blocks=st.integers(1, 18))
+    @rule(batch=st.lists(COMMANDS, min_size=1, max_size=6))
+    def submit_some(self, batch):
+        for command in batch:
+            self.submit(*command)
+
     def submit(self, kind, first, blocks):
         if not self.host.room:
             return
@@ -146,11 +154,16 @@ class Queues(RuleBasedStateMachine):
         self.disk.collect()
         self.settle()
 
-    @precondition(lambda self: self.digests & 2)
-    @rule(count=st.integers(1, 3))
-    def spoil_data(self, count):
-        """Damage the next pieces of data that are sent."""
-        self.damage += count
+    @precondition(lambda self: self.digests & 2 and self.damaged + self.damage < 2)
+    @rule()
+    def spoil_data(self):
+        """Damage the next piece of data that is sent."""
+        self.damage += 1
+
+    @rule()
+    def catch_up(self):
+        """Let all that is out end."""
+        self.drain()
 
     def spoil(self, segment):
         if not self.damage or not isinstance(segment, memoryview):
@@ -241,5 +254,5 @@ def overlap(one, other):
     return one.first < other.first + other.blocks and other.first < one.first + one.blocks
 
 
-Queues.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+Queues.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 TestQueues = Queues.TestCase
