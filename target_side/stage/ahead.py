@@ -60,6 +60,12 @@ class Ahead(Generic[T]):
             for index in list(self._slots):
                 self._drop(index)
 
+    def close(self) -> None:
+        """Use the pool no more: what is asked for from now on is made by the caller."""
+        with self._lock:
+            self._pool = None
+            self.forget()
+
     def _follow(self, index: int, *, waited: bool) -> None:
         """Move the window to *index* and set its depth."""
         low, high = self._next - max(self._most, 1), self._next + self.depth

@@ -4,6 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -90,6 +91,8 @@ class ViewPages:
         source = Source(name, catalog, read_page, self.meter)
         self._check(source, weights)
         self.plan = self._plan(source, options)
+        self._closed = False
+        self._aheads: list[Ahead[Any]] = []
         self._readers = make_pool(options.readers, "stage-read", options, self.meter)
         self._workers = make_pool(self.plan.threads, "stage-work", options, self.meter)
         try:
@@ -104,6 +107,7 @@ class ViewPages:
         counts = np.zeros(0, np.uint32)
         if spec.sample is not None:
             self.sample = Sample(source, spec.sample, pool=self._readers, window=window)
+            self._aheads.append(self.sample.ahead)
             counts = self.sample.counts()
             self.sample.ahead.forget()
         wanted = None if self.sample is None else self.sample.ids
@@ -118,6 +122,7 @@ class ViewPages:
         ops.append(Quantise(spec.encoding, self.meter))
         self.pipeline = Pipeline(ops, spec.encoding, spec.width)
         self._ahead = Ahead(self._make, self.shape.ranges, self._workers, self.plan.ahead)
+        self._aheads += [stream.ahead, self._ahead]
         self._lock = threading.Lock()
         self._held: OrderedDict[int, Future[list[Bytes]]] = OrderedDict()
         self._head_bytes = build_head(spec, counts)
@@ -158,6 +163,8 @@ class ViewPages:
 
     def page(self, number: int) -> Bytes:
         """Return the used bytes of page *number*, whole blocks; raises what a reader raised."""
+        if self._closed:
+            raise UsageError(f"view of {self.spec.source!r} is closed")
         if not 0 <= number < self.shape.pages:
             raise UsageError(
                 f"view of {self.spec.source!r} has no page {number}: it has {self.shape.pages}"
@@ -187,7 +194,10 @@ class ViewPages:
         return out
 
     def close(self) -> None:
-        """End the threads; what they are at is finished first."""
+        """End the threads; what they are at is finished first, and reads that wait get theirs."""
+        self._closed = True
+        for ahead in self._aheads:
+            ahead.close()
         for pool in (self._workers, self._readers):
             if pool is not None:
                 pool.shutdown(cancel_futures=True)

@@ -318,6 +318,36 @@ def test_errors_say_where_and_do_not_stay(readers):
     other.close()
 
 
+def test_a_view_is_closed_while_others_read():
+    volume = long_volume()
+    whole = view_of(volume, Counting(volume), encoding="int8")
+    pages = [bytes(whole.page(number)) for number in range(whole.shape.pages)]
+    whole.close()
+    view = view_of(volume, Counting(volume), encoding="int8", stage=StageOptions(threads=2))
+    begun = threading.Barrier(4)
+
+    def read_until_closed(seed):
+        order, read = random.Random(seed), 0
+        begun.wait(20)
+        while True:
+            number = order.randrange(len(pages)) if seed else read % len(pages)
+            try:
+                found = bytes(view.page(number))
+            except UsageError as error:
+                return read, str(error)
+            assert found == pages[number]
+            read += 1
+
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(read_until_closed, seed) for seed in range(3)]
+        begun.wait(20)
+        while view.counts().get("pages", None) is None:
+            threading.Event().wait(0.001)
+        view.close()
+        assert {job.result(60)[1] for job in jobs} == {"view of 'features' is closed"}
+    view.close()
+
+
 def test_threads_run_where_they_are_pinned():
     core = max(os.sched_getaffinity(0))
     volume = long_volume()
