@@ -37,6 +37,7 @@ COMMANDS = {
     "refresh": "compute the embeddings of every vertex",
     "export": "write embeddings to .npy, .parquet or .safetensors",
     "serve": "serve volumes to other machines over NVMe/TCP",
+    "discover": "show what a storage host offers",
     "inspect": "show what a volume holds, and verify its checksums",
     "model": "show what a checkpoint holds",
     "doctor": "show what this machine can do and what is missing",

@@ -136,8 +136,9 @@ class NvmeEngine:
             return
         self._next_look = now + _LOOK
         if self._paths.news:
-            self._paths.news = False
+            # In this order, and before the state is read: what comes later is news again.
             self._paths.waker.clear()
+            self._paths.news = False
         for path, session in self._paths.changes():
             self._adopt(path, session)
         for link in tuple(self.links):

@@ -92,6 +92,7 @@ class Link:
             "queues": len(self.lanes),
             "outstanding": self.outstanding,
             "bytes_received": sum(lane.queue.bytes_in for lane in self.lanes),
+            "bytes_sent": sum(lane.wire.bytes_sent for lane in self.lanes),
         }
 
 

@@ -155,6 +155,8 @@ class Paths:
             path.problem, path.tried = None, True
             path.connects += 1
             path.connect_seconds = session.connect_seconds
+            # Nobody may have asked for a long time: what is over meanwhile is of no use.
+            self._offered = [offer for offer in self._offered if offer[1].reason is None]
             self._offered.append((path, session))
             self._tell()
 

@@ -238,7 +238,8 @@ class Session:
         options = self.options
         assert options.psk is not None
         names = (options.hostnqn, options.subnqn)
-        wrapped = wrap_client(sock, options.psk, *names, handshake=False)
+        version = options.psk_identity
+        wrapped = wrap_client(sock, options.psk, *names, version=version, handshake=False)
         while True:
             try:
                 wrapped.do_handshake()

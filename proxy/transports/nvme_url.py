@@ -4,9 +4,9 @@
 
 Options: ns (1), queues (2) a path of depth (32) commands each, digest (none; header, data or
 both), max_transfer (1MiB, and never more than the controller takes), tls=FILE (a pre-shared key),
-hostnqn, hostid; in seconds: kato (10, keep-alive), timeout (30, without an answer),
-reconnect_delay (0.1, doubled up to 5), ctrl_loss_timeout (60, without any path);
-trust_cache (0; see nvme_flushes.py).
+tls_identity (1; 0 for SPDK and other targets of older rules), hostnqn, hostid; in seconds: kato
+(10, keep-alive), timeout (30, without an answer), reconnect_delay (0.1, doubled up to 5),
+ctrl_loss_timeout (60, without any path); trust_cache (0; see nvme_flushes.py).
 """
 
 import re
@@ -62,6 +62,7 @@ class Options:
     reconnect_delay: float = 0.1
     ctrl_loss_timeout: float = 60.0
     psk: Psk | None = None
+    psk_identity: int = 1  # version
     trust_cache: bool = False
 
     def place(self, address: Address) -> str:
@@ -120,6 +121,7 @@ def parse(url: Url) -> Options:
         reconnect_delay=_seconds(url, "reconnect_delay", 0.1, least=0.001),
         ctrl_loss_timeout=_seconds(url, "ctrl_loss_timeout", 60.0),
         psk=load_psk(tls) if tls else None,
+        psk_identity=_bounded(url, "tls_identity", 1, 1, least=0),
         trust_cache=url.flag("trust_cache", False),
     )
     url.refuse_unused()
@@ -134,8 +136,8 @@ def _digests(url: Url) -> set[str]:
     return found
 
 
-def _bounded(url: Url, key: str, default: int, most: int) -> int:
-    value = url.integer(key, default, least=1)
+def _bounded(url: Url, key: str, default: int, most: int, *, least: int = 1) -> int:
+    value = url.integer(key, default, least=least)
     if value > most:
         raise UsageError(f"{url}: {key} is at most {most}")
     return value

@@ -36,6 +36,7 @@ class Wire:
         self.sock, self.queue = sock, queue
         self.fd = sock.fileno()
         self.closed = False
+        self.bytes_sent = 0
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self._out: deque[memoryview] = deque()
 
@@ -121,6 +122,7 @@ class Wire:
 
     def _drop(self, nbytes: int) -> None:
         out = self._out
+        self.bytes_sent += nbytes
         while nbytes:
             first = out.popleft()
             if len(first) > nbytes:

@@ -37,7 +37,7 @@ def test_everything_said(tmp_path):
     key.chmod(0o600)
     found = options(
         f"nvme+tcp://10.0.0.1:4421+[fe80::1%eth0]:4422+[::1]/{NQN}?ns=7&queues=4&depth=64"
-        f"&digest=data,header&max_transfer=130KiB&tls={key}&hostnqn=nqn.2026-01.a:h"
+        f"&digest=data,header&max_transfer=130KiB&tls={key}&tls_identity=0&hostnqn=nqn.2026-01.a:h"
         "&hostid=12345678-1234-1234-1234-123456789abc&kato=2.5&timeout=3&reconnect_delay=0.5"
         "&ctrl_loss_timeout=0&trust_cache=yes"
     )
@@ -49,6 +49,7 @@ def test_everything_said(tmp_path):
     assert found.data_digest
     assert found.max_transfer == 128 << 10  # whole blocks
     assert found.psk is not None
+    assert found.psk_identity == 0
     assert found.hostnqn == "nqn.2026-01.a:h"
     assert uuid.UUID(bytes=found.hostid).hex == "12345678123412341234123456789abc"
     assert (found.kato, found.timeout, found.reconnect_delay) == (2.5, 3.0, 0.5)
@@ -72,6 +73,7 @@ def test_everything_said(tmp_path):
         ("nvme+tcp://a/pages", "no NVMe qualified name"),
         (f"nvme+tcp://a/{NQN}?ns=0", "ns is a whole number from 1"),
         (f"nvme+tcp://a/{NQN}?ns=4294967295", "ns is at most"),
+        (f"nvme+tcp://a/{NQN}?tls_identity=2", "tls_identity is at most 1"),
         (f"nvme+tcp://a/{NQN}?queues=65", "queues is at most 64"),
         (f"nvme+tcp://a/{NQN}?depth=0", "depth is a whole number"),
         (f"nvme+tcp://a/{NQN}?digest=all", "digest is header"),
