@@ -29,9 +29,18 @@ def _libraries():
     remove_builds()
 
 
-@needs_compiler
-class StandInContract(TransportContract):
+class SpdkContract(TransportContract):
     fixed_size = True
+
+    @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def test_against_a_model(self, tmp_path_factory, data):
+        """Fewer examples than the base: each starts a process."""
+        self.check_model(tmp_path_factory, data)
+
+
+@needs_compiler
+class StandInContract(SpdkContract):
     options = "ns=1"
     faults: dict = {}  # noqa: RUF012
 
@@ -43,12 +52,6 @@ class StandInContract(TransportContract):
     def make(self, folder, nblocks):
         self.stand_in.device(nblocks)
         return self.stand_in.open(self.options)
-
-    @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.data())
-    def test_against_a_model(self, tmp_path_factory, data):
-        """Fewer examples than the base: each starts a process."""
-        self.check_model(tmp_path_factory, data)
 
     def test_longer_than_max_transfer(self, tmp_path):
         """The base's version grows the device, which a namespace cannot."""
@@ -78,9 +81,7 @@ class TestStandInUnwilling(StandInContract):
 
 
 @needs_real_spdk
-class TestRealSpdk(TransportContract):
-    fixed_size = True
-
+class TestRealSpdk(SpdkContract):
     def make(self, folder, nblocks):
         device = open_transport(REAL_URL)
         zeros = arena_for(device, 4 * nblocks * BLOCK)
