@@ -20,6 +20,7 @@ import numpy as np
 
 from hyades.common.blocks import as_bytes, check_span
 from hyades.common.errors import DataError, DeviceLost, HyadesError, UsageError
+from hyades.common.interrupts import undisturbed
 from hyades.common.layout import BLOCK, COMPLETION, REQUEST, Op, Status
 from hyades.common.units import KIB, MIB
 from hyades.proxy.arena import allocate_arena
@@ -84,7 +85,8 @@ class TransportBlocks:
         with self._lock:
             self._refuse_closed()
             self._settle(lba, count)
-            self._read_pieces(lba, target)
+            if count:
+                self._transfer(Op.READ, lba, target)
         return data
 
     def write(self, lba: int, data: Any) -> None:
@@ -95,16 +97,13 @@ class TransportBlocks:
         with self._lock:
             self._refuse_closed()
             self._settle(lba, len(view) // BLOCK)
+            if self._failed is not None:
+                raise self._failed
             for start in range(0, len(source), self._piece):
                 part = source[start : start + self._piece]
-                slot = self._take_slot()
+                self._start(Op.WRITE, lba + start // BLOCK, part)
                 if self._failed is not None:
-                    self._free.append(slot)
                     raise self._failed
-                at = slot * self._piece
-                self._arena[at : at + len(part)] = part
-                self._writes.add(slot)
-                self._begin(slot, Op.WRITE, lba + start // BLOCK, len(part))
 
     def flush(self) -> None:
         """Return when every write that returned before is durable."""
@@ -112,9 +111,7 @@ class TransportBlocks:
             self._refuse_closed()
             self._drain()
             self._raise_failed()
-            slot = self._take_slot()
-            self._begin(slot, Op.FLUSH, 0, 0)
-            self._finish(slot)
+            self._transfer(Op.FLUSH, 0, np.zeros(0, np.uint8))
 
     def grow(self, nblocks: int) -> None:
         """Make the device at least *nblocks* long; UsageError with the missing bytes."""
@@ -145,67 +142,65 @@ class TransportBlocks:
         """Return the transport's counters."""
         return self._transport.stats()
 
-    def _read_pieces(self, lba: int, target: Any) -> None:
-        """Fill uint8 *target* from *lba* on, with as many pieces on the way as there are slots."""
-        running: deque[tuple[int, int]] = deque()
+    def _transfer(self, op: Op, lba: int, target: Any) -> None:
+        """Read uint8 *target* from *lba* on, in as many slots at once as there are; or flush."""
+        running: deque[tuple[int, Any]] = deque()
         try:
-            self._stream(lba, target, running)
+            self._stream(op, lba, target, running)
         except BaseException:
             for slot, _ in running:
                 self._leave(slot)
             raise
 
-    def _stream(self, lba: int, target: Any, running: deque[tuple[int, int]]) -> None:
+    def _stream(self, op: Op, lba: int, target: Any, running: deque[tuple[int, Any]]) -> None:
         failed: HyadesError | None = None
-        at = 0
-        while running or (at < len(target) and failed is None):
-            if at < len(target) and failed is None and (self._free or not running):
-                nbytes = min(self._piece, len(target) - at)
-                slot = self._take_slot()
-                self._begin(slot, Op.READ, lba + at // BLOCK, nbytes)
-                running.append((slot, at))
-                at += nbytes
-                continue
-            slot, start = running.popleft()
-            nbytes = int(self._slots["nbytes"][slot])
-            place = slot * self._piece
-            try:
-                # the slot is free afterwards, and nothing is begun before its bytes are copied
-                self._finish(slot)
-                target[start : start + nbytes] = self._arena[place : place + nbytes]
-            except DeviceLost as error:
-                if self._lost:
-                    raise
+        at, more = 0, True
+        while running or more:
+            if more and (self._free or not running):
+                part = target[at : at + self._piece]
+                self._start(op, lba + at // BLOCK, part, running)
+                at += self._piece
+            else:
+                error = self._finish(running)
                 failed = failed or error
-            except HyadesError as error:
-                failed = failed or error
+            more = at < len(target) and failed is None
         if failed is not None:
             raise failed
 
-    def _take_slot(self) -> int:
+    def _start(
+        self, op: Op, lba: int, part: Any, running: deque[tuple[int, Any]] | None = None
+    ) -> None:
+        """Give a slot to *part*, from or for uint8[n]; note it in *running*, or as a write."""
         while not self._free:
             self._pump()
-        return self._free.popleft()
+        with undisturbed():  # a slot is free or known to be in use at every moment
+            slot = self._free.popleft()
+            record = self._slots[slot : slot + 1]
+            record["op"], record["lba"], record["nbytes"] = op, lba, len(part)
+            self._tries[slot] = 1
+            if running is None:
+                at = slot * self._piece
+                self._arena[at : at + len(part)] = part
+                self._writes.add(slot)
+            else:
+                running.append((slot, part))
+            self._waiting.append(slot)
+            self._submit()
 
-    def _begin(self, slot: int, op: Op, lba: int, nbytes: int) -> None:
-        record = self._slots[slot : slot + 1]
-        record["op"], record["lba"], record["nbytes"] = op, lba, nbytes
-        self._tries[slot] = 1
-        self._waiting.append(slot)
-        self._submit()
-
-    def _finish(self, slot: int) -> None:
-        """Wait for a read or flush, free its slot, and raise its error."""
-        try:
-            while slot not in self._ended:
-                self._pump()
-        except BaseException:
-            self._leave(slot)
-            raise
-        status = self._ended.pop(slot)
-        self._free.append(slot)
+    def _finish(self, running: deque[tuple[int, Any]]) -> HyadesError | None:
+        """Wait for the first of *running*, put its bytes in their place, and free its slot."""
+        slot, part = running[0]
+        while slot not in self._ended:
+            self._pump()
+        with undisturbed():
+            status = self._ended.pop(slot)
+            running.popleft()
+            self._free.append(slot)
         if status != Status.OK:
-            raise self._error(slot, status)
+            return self._error(slot, status)
+        at = slot * self._piece
+        part[:] = self._arena[at : at + len(part)]  # nothing was begun since
+        return None
 
     def _leave(self, slot: int) -> None:
         """Free *slot* when its request has ended, whatever came of it."""
@@ -240,19 +235,27 @@ class TransportBlocks:
             raise DeviceLost(self._lost)
 
     def _submit(self) -> None:
-        if self._waiting:
-            for _ in range(self._transport.submit(self._slots[list(self._waiting)])):
-                self._waiting.popleft()
+        with (
+            undisturbed()
+        ):  # what was submitted twice or forgotten would free its slot twice, never
+            if self._waiting:
+                for _ in range(self._transport.submit(self._slots[list(self._waiting)])):
+                    self._waiting.popleft()
+
+    def _collect(self) -> int:
+        """Settle what has completed; return how many."""
+        with undisturbed():
+            count = self._transport.poll(self._completions)
+            for done in self._completions[:count]:
+                self._end(int(done["cookie"]), Status(int(done["status"])))
+        return count
 
     def _pump(self) -> None:
         """Take at least one completion; DeviceLost where none comes."""
         deadline = time.monotonic() + self._patience
         while True:
             self._submit()
-            count = self._transport.poll(self._completions)
-            for done in self._completions[:count]:
-                self._end(int(done["cookie"]), Status(int(done["status"])))
-            if count:
+            if self._collect():
                 return
             if time.monotonic() > deadline:
                 self._lost = f"{self.name}: no answer for {self._patience:.0f} s"

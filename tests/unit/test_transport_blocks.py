@@ -1,6 +1,9 @@
 """TransportBlocks: a synchronous block device over a transport, its retries and its errors."""
 
 import contextlib
+import os
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -229,4 +232,46 @@ def test_messages_say_where_a_block_lies():
     blocks = TransportBlocks(device, "url")
     with pytest.raises(DeviceLost, match=r"url: read at LBA 8 \(target t ns 1 LBA 9\) failed"):
         blocks.read(8, 4)
+    blocks.close()
+
+
+def test_signals_at_any_moment_lose_no_slot():
+    """Ctrl-C all the time, in reads and in writes: what is done afterwards is right."""
+    url = "faulty+mem://?size=1MiB&reorder=1&delay=0.0005&seed=1"
+    blocks, interrupted = make(url, buffer=3 * BLOCK), 0
+    armed, over = threading.Event(), threading.Event()
+
+    def interrupt_if_armed(number, frame):
+        if armed.is_set():
+            armed.clear()
+            raise KeyboardInterrupt
+
+    def shoot():
+        random = np.random.default_rng(0)
+        while not over.wait(random.uniform(0, 0.003)):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, interrupt_if_armed)
+    thread = threading.Thread(target=shoot)
+    thread.start()
+    try:
+        for turn in range(150):
+            try:
+                armed.set()
+                blocks.write(turn % 9, bytes([turn]) * 7 * BLOCK)
+                blocks.read(0, 20)
+                armed.clear()
+            except KeyboardInterrupt:
+                interrupted += 1
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+    assert interrupted > 20
+    data = np.random.default_rng(4).integers(0, 256, 100 * BLOCK, np.uint8).tobytes()
+    blocks.write(3, data)
+    assert blocks.read(3, 100) == data
+    blocks.flush()
+    assert sorted(blocks._free) == sorted(set(blocks._free))
+    assert not blocks._ended
     blocks.close()
