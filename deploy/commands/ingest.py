@@ -65,7 +65,10 @@ class Columns(click.ParamType):  # type: ignore[type-arg]
 @click.option("--page-size", type=Size(), default="1MiB", show_default=True, help="Largest page.")
 @click.option("--allow-nonfinite", is_flag=True, help="Let NaN and inf pass.")
 @memory_option("1GiB", "Budget of the ingest itself.")
-@click.option("--scratch", metavar="DIR", help="Folder for temporary files; default: VOLUME's.")
+@click.option(
+    "--scratch", metavar="DIR",
+    help="Folder for temporary files; default: VOLUME's, for a device or URL /var/tmp.",
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace VOLUME if it exists.")
 @progress_option
 def command(
