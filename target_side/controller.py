@@ -98,6 +98,7 @@ class Controller:
         """
         self.cntlid, self.connected, self.subsystem = cntlid, connected, subsystem
         self.limits = offer.limits
+        self.keyed = False  # its queues run over RDMA: SGLs are keyed
         self.queues: dict[int, Link] = {}
         self.features = Features(connected.kato, offer.limits.queues)
         self.errors, self._past = ErrorLog(), Counters()
@@ -256,12 +257,12 @@ class Controller:
             return ControllerInfo(
                 DISCOVERY_NQN, self.cntlid, "discovery", MODEL, version, limits.max_transfer, 0, 0,
                 limits.depth, discovery=True, keep_alive=_KEEP_ALIVE_UNITS, write_zeroes=False,
-                write_cache=False,
+                write_cache=False, keyed=self.keyed,
             )  # fmt: skip
         return ControllerInfo(
             subsystem.nqn, self.cntlid, subsystem.serial, MODEL, version, limits.max_transfer,
             limits.in_capsule, max(subsystem.namespaces), limits.depth,
-            keep_alive=_KEEP_ALIVE_UNITS, cache_epoch=subsystem.epoch,
+            keep_alive=_KEEP_ALIVE_UNITS, cache_epoch=subsystem.epoch, keyed=self.keyed,
         )  # fmt: skip
 
     def _log(self, command: Command) -> Reply:

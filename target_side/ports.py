@@ -1,4 +1,4 @@
-"""What executes commands (executor.py) needs of the two ends of a connection, whatever it runs over.
+"""What executor.py needs of the two ends of a connection, whatever it runs over.
 
 NVMe/TCP: hyades.common.nvme.target and output.py.  NVMe/RDMA: hyades.common.nvme.rdma_target and
 rdma_output.py.

@@ -24,6 +24,7 @@ from types import TracebackType
 from hyades.common.errors import UsageError
 from hyades.common.nvme.identify import DiscoveryEntry
 from hyades.common.nvme.psk import Keyring
+from hyades.common.units import format_size
 from hyades.target_side.admission import MAX_CONTROLLER_ID, Target
 from hyades.target_side.connection import Connection
 from hyades.target_side.controller import Offer
@@ -40,12 +41,15 @@ from hyades.target_side.faulty import Faults
 from hyades.target_side.limits import Limits
 from hyades.target_side.namespaces import MemoryNamespace, Namespace
 from hyades.target_side.pool import BufferPool
+from hyades.target_side.rdma_connection import RdmaConnection
+from hyades.target_side.rdma_listener import MAX_TRANSFER, RdmaListener
 from hyades.target_side.service import Service
 from hyades.target_side.subsystem import Subsystem
 
 Address = tuple[str, int]
 _BACKLOG = 512
 _TICK = 0.25  # seconds between looks at keep-alive
+_RDMA = 1  # TRTYPE
 _WILDCARDS = ("0.0.0.0", "::", "")
 
 
@@ -56,9 +60,9 @@ class Server:
         self, subsystems: Sequence[Subsystem], listen: Sequence[Address], *,
         limits: Limits | None = None, sink: Sink | None = None, keys: Keyring | None = None,
         advertise: str = "", first_controller: int = 0, firmware: str = "",
-        faults: Faults | None = None,
+        faults: Faults | None = None, rdma: Sequence[Address] = (),
     ) -> None:  # fmt: skip
-        """Serve *subsystems* at *listen* (port 0: any that is free).
+        """Serve *subsystems* at *listen* (port 0: any that is free), over RDMA at *rdma*.
 
         *advertise* is the address that discovery tells; else that which the host came to.  Without
         *first_controller* ids begin anywhere: hosts that join the paths of several targets under
@@ -77,13 +81,21 @@ class Server:
             keys=keys,
             faults=faults,
         )
-        self.connections: set[Connection] = set()
+        self.connections: set[Connection | RdmaConnection] = set()
         self.addresses: list[Address] = []  # where it listens, with real ports
         self._listen, self._advertise = list(listen), advertise
+        self._rdma, self._listeners = list(rdma), list[RdmaListener]()
+        if rdma and self.limits.max_transfer > MAX_TRANSFER:
+            raise UsageError(f"max-transfer over RDMA: at most {format_size(MAX_TRANSFER)}")
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._stopping = threading.Event()
+
+    @property
+    def rdma_addresses(self) -> list[Address]:
+        """Where it listens over RDMA, with real ports."""
+        return [listener.address for listener in self._listeners]
 
     def start(self) -> None:
         """Listen; UsageError where an address cannot be had."""
@@ -91,16 +103,23 @@ class Server:
             for host, port in self._listen:
                 self._sockets.append(_listen(host, port))
                 self.addresses.append(self._sockets[-1].getsockname()[:2])
+            for address in self._rdma:
+                found = RdmaListener(address, self.service, self._begin_rdma, self._refuse)
+                self._listeners.append(found)
         except BaseException:
             self._close_listeners()
             raise
         for sock in self._sockets:
             self._spawn(self._accept, sock)
+        for listener in self._listeners:
+            listener.thread.start()
         self._spawn(self._keep_house)
-        for address in self.addresses:
+        places = [format_address(address) for address in self.addresses]
+        places += [f"rdma:{format_address(address)}" for address in self.rdma_addresses]
+        for place in places:
             for subsystem in self.subsystems:
                 names = [namespace.name for namespace in subsystem.namespaces.values()]
-                self.service.sink.emit(Listening(format_address(address), subsystem.nqn, names))
+                self.service.sink.emit(Listening(place, subsystem.nqn, names))
 
     def stop(self, grace: float | None = None) -> int:
         """Stop as rule 1 says; return how many connections had to be cut."""
@@ -118,6 +137,8 @@ class Server:
         for connection in left:
             connection.cut("the target stops")
         self._await_end(time.monotonic() + 5)
+        for listener in self._listeners:
+            listener.close()
         for thread in self._threads:
             thread.join(5)
         for subsystem in self.subsystems:
@@ -183,11 +204,26 @@ class Server:
             connection.discard()
             self._refuse(peer, str(error))
 
+    def _begin_rdma(self, connection: RdmaConnection) -> str:
+        """Start a connection's thread; return why not, if not."""
+        with self._lock:
+            if len(self.connections) >= self.limits.connections:
+                return f"{self.limits.connections} connections are open, the limit"
+            self.connections.add(connection)
+        thread = threading.Thread(target=self._run, args=(connection,), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads
+            with self._lock:
+                self.connections.discard(connection)
+            return str(error)
+        return ""
+
     def _refuse(self, peer: str, reason: str) -> None:
         self.service.totals.refused += 1
         self.service.sink.emit(Refused(peer, reason))
 
-    def _run(self, connection: Connection) -> None:
+    def _run(self, connection: Connection | RdmaConnection) -> None:
         try:
             connection.run()
         finally:
@@ -205,12 +241,12 @@ class Server:
                 host = controller.connected.hostnqn
                 self.service.sink.emit(Expired(host, controller.cntlid, seconds))
                 for link in links:
-                    if isinstance(link, Connection):
+                    if isinstance(link, Connection | RdmaConnection):
                         link.cut(f"keep-alive: nothing heard for {seconds:g} s")
 
     # -- the rest
 
-    def _snapshot(self) -> list[Connection]:
+    def _snapshot(self) -> list[Connection | RdmaConnection]:
         with self._lock:
             return list(self.connections)
 
@@ -223,6 +259,8 @@ class Server:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # wakes accept
             sock.close()
+        for listener in self._listeners:
+            listener.stop()
 
     def _entries(self, hostnqn: str, local: str) -> list[DiscoveryEntry]:
         """Return the discovery log for a host that came to the address *local*."""
@@ -237,6 +275,15 @@ class Server:
                     DiscoveryEntry(
                         subsystem.nqn, address, str(number), family=family, port=port,
                         secure=self.service.keys is not None,
+                    )
+                )  # fmt: skip
+            for port, (host, number) in enumerate(self.rdma_addresses, 1 + len(self.addresses)):
+                address = self._advertise or (local if host in _WILDCARDS else host)
+                family = 2 if ":" in address else 1
+                found.append(
+                    DiscoveryEntry(
+                        subsystem.nqn, address, str(number), transport=_RDMA, family=family,
+                        port=port,
                     )
                 )  # fmt: skip
         return found

@@ -16,9 +16,11 @@ NVME_1_3 = 0x00010300
 CAP = 0x200F01007F  # 128 entries, contiguous queues, ready within 7.5 s, NVM command set
 _IO_SUBSYSTEM, _DISCOVERY = 1, 2  # CNTRLTYPE
 _SGLS = 0x1  # supported, any alignment
+_SGLS_KEYED = 1 << 2  # RDMA only
 _SGLS_OFFSET = 1 << 20  # in-capsule offset in the descriptor
 _ONCS_WRITE_ZEROES = 1 << 3
 _VWC_PRESENT = 1  # there is a write cache: flush matters
+_RDMA = 1  # TRTYPE
 _VENDOR, _EPOCH_MARK = 3072, b"hyades-epoch-1:\0"  # vendor specific bytes: mark, cache epoch
 
 
@@ -39,6 +41,7 @@ class ControllerInfo:
     keep_alive: int = 1  # granularity in 100 ms
     write_zeroes: bool = True
     write_cache: bool = True
+    keyed: bool = False  # keyed SGL descriptors: RDMA
     # Hyades only, all zeros elsewhere: as long as it is the same, the target has lost no write that
     # it completed (it changes when the machine, or an in-memory namespace, starts anew)
     cache_epoch: bytes = bytes(16)
@@ -63,7 +66,7 @@ class DiscoveryEntry:
     subnqn: str
     address: str
     service: str
-    transport: int = 3  # TCP
+    transport: int = 3  # TCP; 1: RDMA
     family: int = 1  # IPv4; 2: IPv6
     subtype: int = 2  # NVM subsystem; 1, 3: discovery
     port: int = 1
@@ -87,7 +90,8 @@ def build_controller(info: ControllerInfo) -> bytes:
     pack_into("<HI", data, 514, info.max_commands, info.namespaces)
     pack_into("<H", data, 520, _ONCS_WRITE_ZEROES if info.write_zeroes else 0)
     data[525] = _VWC_PRESENT if info.write_cache else 0
-    pack_into("<I", data, 536, _SGLS if info.discovery else _SGLS | _SGLS_OFFSET)
+    sgls = (_SGLS if info.discovery else _SGLS | _SGLS_OFFSET) | (_SGLS_KEYED if info.keyed else 0)
+    pack_into("<I", data, 536, sgls)
     raw = info.subnqn.encode()
     data[768 : 768 + len(raw)] = raw
     pack_into("<IIHBB", data, 1792, (SQE_BYTES + info.in_capsule) // 16, 1, 0, 0, 1)
@@ -122,6 +126,7 @@ def parse_controller(data: bytes | memoryview) -> ControllerInfo:
         keep_alive=keep_alive,
         write_zeroes=bool(data[520] & _ONCS_WRITE_ZEROES),
         write_cache=bool(data[525] & 1),
+        keyed=bool(unpack_from("<I", data, 536)[0] & _SGLS_KEYED),
         cache_epoch=data[_VENDOR + 16 : _VENDOR + 32]
         if data[_VENDOR : _VENDOR + 16] == _EPOCH_MARK
         else bytes(16),
@@ -214,7 +219,10 @@ def build_discovery_log(generation: int, entries: Sequence[DiscoveryEntry]) -> b
         raw = entry.subnqn.encode()
         data[at + 256 : at + 256 + len(raw)] = raw
         _put_text(data, at + 512, 256, entry.address)
-        data[at + 768] = 2 if entry.secure else 0  # SECTYPE: TLS 1.3, none
+        if entry.transport == _RDMA:  # connected queue pairs, of any provider, through RDMA_CM
+            data[at + 768 : at + 771] = bytes((1, 1, 1))
+        else:
+            data[at + 768] = 2 if entry.secure else 0  # SECTYPE: TLS 1.3, none
     return bytes(data)
 
 

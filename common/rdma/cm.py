@@ -18,7 +18,18 @@ import ctypes
 import os
 import socket
 import struct
-from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_uint8, c_uint16, c_uint32, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_char_p,
+    c_int,
+    c_uint8,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -77,7 +88,7 @@ class _Channel(Structure):
 
 class _Route(Structure):
     _fields_ = (
-        ("dgid", c_uint8 * 16), ("flow_label", c_uint32), ("sgid_index", c_uint8),
+        ("dgid", c_uint64 * 2), ("flow_label", c_uint32), ("sgid_index", c_uint8),
         ("hop_limit", c_uint8), ("traffic_class", c_uint8),
     )  # fmt: skip
 
