@@ -10,7 +10,12 @@ from struct import pack_into, unpack_from
 from uuid import UUID
 
 from hyades.common.errors import PeerError
-from hyades.common.nvme.layout import DISCOVERY_ENTRY_BYTES, IDENTIFY_BYTES, SQE_BYTES
+from hyades.common.nvme.layout import (
+    DISCOVERY_ENTRY_BYTES,
+    DISCOVERY_NQN,
+    IDENTIFY_BYTES,
+    SQE_BYTES,
+)
 
 NVME_1_3 = 0x00010300
 CAP = 0x200F01007F  # 128 entries, contiguous queues, ready within 7.5 s, NVM command set
@@ -107,13 +112,16 @@ def parse_controller(data: bytes | memoryview) -> ControllerInfo:
     keep_alive, max_commands, namespaces = (
         unpack_from("<H", data, 320)[0], *unpack_from("<HI", data, 514),
     )  # fmt: skip
-    (capsule,) = unpack_from("<I", data, 1792)
+    subnqn, (capsule,) = _text(data, 768, 256), unpack_from("<I", data, 1792)
+    discovery = data[111] == _DISCOVERY or subnqn == DISCOVERY_NQN
+    if discovery:  # has no I/O commands, and need not say how large they are: nvmet gives 0
+        capsule = max(capsule, SQE_BYTES // 16)
     if capsule < SQE_BYTES // 16:
         raise PeerError(f"Identify Controller: IOCCSZ {capsule}, at least {SQE_BYTES // 16}")
     if data[77] > 20:
         raise PeerError(f"Identify Controller: MDTS {data[77]}")
     return ControllerInfo(
-        subnqn=_text(data, 768, 256),
+        subnqn=subnqn,
         cntlid=cntlid,
         serial=_text(data, 4, 20),
         model=_text(data, 24, 40),
@@ -122,7 +130,7 @@ def parse_controller(data: bytes | memoryview) -> ControllerInfo:
         in_capsule=min(capsule * 16 - SQE_BYTES, 1 << 20),
         namespaces=namespaces,
         max_commands=max_commands,
-        discovery=data[111] == _DISCOVERY,
+        discovery=discovery,
         keep_alive=keep_alive,
         write_zeroes=bool(data[520] & _ONCS_WRITE_ZEROES),
         write_cache=bool(data[525] & 1),

@@ -8,6 +8,7 @@ from tests.reference.nvme_pdus import lay
 
 from hyades.common.errors import PeerError
 from hyades.common.nvme import identify
+from hyades.common.nvme.layout import DISCOVERY_NQN
 
 SUBNQN = "nqn.2026-01.org.example:sub"
 CONTROLLER = identify.ControllerInfo(
@@ -43,6 +44,15 @@ def test_identify_controller():
 def test_controllers_that_cannot_be_meant(at, value, text):
     with pytest.raises(PeerError, match=text):
         identify.parse_controller(controller_bytes((at, value)))
+
+
+@pytest.mark.parametrize(
+    "changes", [[(111, (2, 1))], [(111, (0, 1)), (768, DISCOVERY_NQN.encode())]]
+)
+def test_a_discovery_controller_need_not_size_io_commands(changes):
+    found = identify.parse_controller(controller_bytes((1792, (0, 4)), *changes))
+    assert found.discovery
+    assert found.in_capsule == 0
 
 
 def test_identify_structures_of_other_lengths():

@@ -23,6 +23,7 @@ DIGESTS = {
 QUEUES = ["--nr-io-queues=1", "--nr-write-queues=1", "--nr-poll-queues=1"]
 INVALID_PARAMETERS, INVALID_HOST = 0x4182, 0x4184  # status and Do Not Retry
 BLOCK_SIZES = {1: 4096, 2: 512}
+QUEUE_OPTIONS = {1: QUEUES, 2: [*QUEUES, "--disable-sqflow", "--queue-size=16"]}
 
 
 class Target:
@@ -101,7 +102,7 @@ def test_list_subsys(linux: Linux, target: Target) -> None:
 @pytest.mark.parametrize("nsid", BLOCK_SIZES)
 @pytest.mark.parametrize("digest", DIGESTS)
 def test_fio_verifies(linux: Linux, target: Target, digest: str, nsid: int) -> None:
-    linux.connect(target.serve.address, NQN, *QUEUES, *DIGESTS[digest])
+    linux.connect(target.serve.address, NQN, *QUEUE_OPTIONS[nsid], *DIGESTS[digest])
     device = linux.device(NQN, nsid)
     assert linux.md5(device) == target.md5(nsid)
     smallest = BLOCK_SIZES[nsid]

@@ -1,13 +1,15 @@
 """The initiator against the kernel's target (nvmet-tcp) in the guest."""
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.contracts.transport import BLOCKS, TransportContract, finish, request
 from tests.vm.conftest import Guest
-from tests.vm.linux import Linux
+from tests.vm.linux import NVMET, Linux
 
 from hyades.common.errors import UsageError
 from hyades.common.layout import BLOCK, Op, Status
@@ -110,9 +112,62 @@ def test_namespaces_do_not_mix(nvmet: Nvmet) -> None:
     ("nqn", "nsid"), [(NQN, 9), ("nqn.2024-01.org.example:absent", 1)], ids=["namespace", "name"]
 )
 def test_what_is_absent_is_named(nvmet: Nvmet, nqn: str, nsid: int) -> None:
-    wanted = str(nsid) if nqn == NQN else nqn
+    # A name that is absent comes with those that the kernel's discovery log has.
+    wanted = f"{NQN}.* {nsid}" if nqn == NQN else rf"{nqn}(?s:.*){NQN}"
     with pytest.raises(UsageError, match=wanted):
         open_transport(f"nvme+tcp://127.0.0.1:{nvmet.port}/{nqn}?ns={nsid}&ctrl_loss_timeout=1")
+
+
+def check_writes(device: Transport, interrupt: Callable[[], object]) -> None:
+    """Write until *interrupt* has returned and a little longer, then read all of it back."""
+    blocks = SIZES[2] // BLOCK
+    arena = allocate_arena(2 * blocks * BLOCK)
+    device.register(arena)
+    rows = arena.reshape(-1, BLOCK)
+    cutting = threading.Thread(target=interrupt)
+    cutting.start()
+    rounds, more = 0, 3
+    while more:
+        more -= not cutting.is_alive()
+        rounds += 1
+        rows[:blocks] = np.random.default_rng(rounds).integers(0, 256, (blocks, BLOCK), np.uint8)
+        assert set(move(device, Op.WRITE, 0, blocks * BLOCK, piece=MIB).values()) == {Status.OK}
+    cutting.join()
+    rows[blocks:] = 0
+    read = np.concatenate(
+        [request(Op.READ, b, 16, (blocks + b) * BLOCK, b) for b in range(0, blocks, 16)]
+    )
+    assert {status for status, _ in finish(device, read).values()} == {Status.OK}
+    assert np.array_equal(rows[:blocks], rows[blocks:])
+
+
+def test_a_port_that_goes_and_comes_back(nvmet: Nvmet) -> None:
+    """The kernel ends every association of the port; the initiator goes on when it is back."""
+    link = f"{NVMET}/ports/4420/subsystems/{NQN}"
+    script = f"sleep 0.5; rm {link}; sleep 1; ln -s {NVMET}/subsystems/{NQN} {link}"
+    device = nvmet.open(2, digest="data")
+    try:
+        check_writes(device, lambda: nvmet.linux.machine.run(script))
+        assert device.stats()["reconnects"] >= 1
+    finally:
+        device.close()
+
+
+def test_a_link_that_is_cut(nvmet: Nvmet) -> None:
+    """Nothing ends the connections: only keep-alive and time limits notice."""
+
+    def cut() -> None:
+        time.sleep(0.5)
+        nvmet.linux.machine.set_link(False)
+        time.sleep(4)
+        nvmet.linux.machine.set_link(True)
+
+    device = nvmet.open(2, kato=1, timeout=1)
+    try:
+        check_writes(device, cut)
+        assert device.stats()["reconnects"] >= 1
+    finally:
+        device.close()
 
 
 class NvmetContract(TransportContract):

@@ -117,6 +117,7 @@ def copy_kernels(folder: Path) -> None:
     shutil.copytree(cache, folder / cache.name)
 
 
+@pytest.mark.timeout(560)
 def test_a_refresh_in_the_guest(linux: Linux, kernels: Path, tmp_path: Path) -> None:
     """`hyades refresh blk:/dev/nvme1n1` in the guest, where that device is our target."""
     path, model = tmp_path / "g.vol", linux.machine.folder / "model.pt"
@@ -136,7 +137,7 @@ def test_a_refresh_in_the_guest(linux: Linux, kernels: Path, tmp_path: Path) -> 
         device = linux.device(NQN)
         words = [f"blk:{device}" if word == "VOLUME" else word for word in command]
         output = linux.machine.run(
-            " ".join([*words, "guest"]), timeout=270, NUMBA_CACHE_DIR=str(kernels), **ANY_CPU
+            " ".join([*words, "guest"]), timeout=450, NUMBA_CACHE_DIR=str(kernels), **ANY_CPU
         )
         assert "guest: 1,000 rows" in output.out
         linux.disconnect(NQN)
