@@ -6,7 +6,8 @@ Rules:
 2. Each result is handed out once. Asking for what is not there makes it in the caller's thread, so
    random access works, and no order of calls can deadlock.
 3. The window begins with one result. It doubles when the reader had to wait, and shrinks by one
-   when results lay ready for a whole window's length. A jump forgets the window.
+   when results lay ready for a whole window's length. A jump further than `most` forgets the
+   window; a shorter one does not, since several readers of neighbouring parts jump all the time.
 4. An error belongs to its index: it is raised where that is asked for, never elsewhere. Asking
    again tries again.
 """
@@ -68,8 +69,8 @@ class Ahead(Generic[T]):
 
     def _follow(self, index: int, *, waited: bool) -> None:
         """Move the window to *index* and set its depth."""
-        low, high = self._next - max(self._most, 1), self._next + self.depth
-        if not low <= index <= high:
+        reach = max(self._most, 1)
+        if not self._next - reach <= index <= self._next + reach:
             self.forget()
             self._next, self._ready, self.depth = index + 1, 0, 1
             return

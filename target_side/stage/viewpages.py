@@ -92,7 +92,8 @@ class ViewPages:
         self._check(source, weights)
         self.plan = self._plan(source, options)
         self._closed = False
-        self._aheads: list[Ahead[Any]] = []
+        self._making: list[Ahead[Any]] = []
+        self._reading: list[Ahead[Any]] = []
         self._readers = make_pool(options.readers, "stage-read", options, self.meter)
         self._workers = make_pool(self.plan.threads, "stage-work", options, self.meter)
         try:
@@ -107,7 +108,7 @@ class ViewPages:
         counts = np.zeros(0, np.uint32)
         if spec.sample is not None:
             self.sample = Sample(source, spec.sample, pool=self._readers, window=window)
-            self._aheads.append(self.sample.ahead)
+            self._reading.append(self.sample.ahead)
             counts = self.sample.counts()
             self.sample.ahead.forget()
         wanted = None if self.sample is None else self.sample.ids
@@ -122,7 +123,8 @@ class ViewPages:
         ops.append(Quantise(spec.encoding, self.meter))
         self.pipeline = Pipeline(ops, spec.encoding, spec.width)
         self._ahead = Ahead(self._make, self.shape.ranges, self._workers, self.plan.ahead)
-        self._aheads += [stream.ahead, self._ahead]
+        self._reading.append(stream.ahead)
+        self._making.append(self._ahead)
         self._lock = threading.Lock()
         self._held: OrderedDict[int, Future[list[Bytes]]] = OrderedDict()
         self._head_bytes = build_head(spec, counts)
@@ -196,10 +198,10 @@ class ViewPages:
     def close(self) -> None:
         """End the threads; what they are at is finished first, and reads that wait get theirs."""
         self._closed = True
-        for ahead in self._aheads:
-            ahead.close()
-        for pool in (self._workers, self._readers):
-            if pool is not None:
+        for aheads, pool in ((self._making, self._workers), (self._reading, self._readers)):
+            for ahead in aheads:
+                ahead.close()
+            if pool is not None:  # who makes ranges still takes pages, so they end first
                 pool.shutdown(cancel_futures=True)
 
     def _range(self, index: int) -> list[Bytes]:

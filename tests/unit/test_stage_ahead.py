@@ -116,6 +116,28 @@ def test_a_jump_forgets_the_window_and_starts_small():
     assert maker.made.count(501) == 1
 
 
+def test_two_readers_side_by_side_make_nothing_twice():
+    maker, pool = Maker(), Manual()
+    ahead = Ahead(maker, 1000, pool, 16)
+    for step in range(8):  # one reads 0 to 7, the other 8 to 15
+        assert ahead.get(8 + step) == 10 * (8 + step)
+        pool.run(1)
+        assert ahead.get(step) == 10 * step
+    pool.run()
+    assert len(set(maker.made)) == len(maker.made)
+    assert ahead.depth > 1
+
+
+def test_a_page_left_out_does_not_end_the_window():
+    maker, pool = Maker(), Manual()
+    ahead = Ahead(maker, 1000, pool, 8)
+    for index in range(0, 60, 3):
+        ahead.get(index)
+        pool.run()
+    assert ahead.unasked <= 8
+    assert len(set(maker.made)) == len(maker.made)
+
+
 def test_forgotten_work_that_runs_still_counts():
     started, release = threading.Event(), threading.Event()
 
