@@ -16,10 +16,11 @@ import numba
 from numba.core import config as _numba_config
 from numba.extending import intrinsic as _numba_intrinsic
 
-# Untyped on purpose: numba sets the settings at import, and an intrinsic is called without the
-# typing context that its Python function takes, which no type checker can know.
+# Untyped on purpose: numba sets the settings at import, an intrinsic is called without the typing
+# context that its Python function takes, and cfunc's options are in no signature.
 config: Any = _numba_config
 intrinsic: Any = _numba_intrinsic
+_cfunc: Any = numba.cfunc
 F = TypeVar("F", bound=Callable[..., Any])
 _ROOT = Path(__file__).resolve().parent.parent
 _SOURCES = ("common/*.py", "gpu_side/**/*.py", "proxy/**/*.py", "deploy/ingest/**/*.py")
@@ -76,8 +77,8 @@ def callback(signature: str) -> Callable[[F], Any]:
 
     def compiled(function: F) -> Any:
         if folder is None:
-            return numba.cfunc(signature, nopython=True)(function)
+            return _cfunc(signature, nopython=True)(function)
         with _cached_in(folder):
-            return numba.cfunc(signature, nopython=True, cache=True)(function)
+            return _cfunc(signature, nopython=True, cache=True)(function)
 
     return compiled
