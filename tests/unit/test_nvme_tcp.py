@@ -9,9 +9,11 @@ import pytest
 from tests.contracts.transport import finish, request
 from tests.reference import nvme
 
-from hyades.common.errors import PeerError, UsageError
+from hyades.common.errors import BackendMissing, PeerError, UsageError
 from hyades.common.layout import BLOCK, COMPLETION, REQUEST, Op, Status
 from hyades.common.nvme.host import HostQueue
+from hyades.common.nvme.psk import Keyring, Psk
+from hyades.common.nvme.tls import probe as probe_tls
 from hyades.common.units import KIB, MIB
 from hyades.proxy.arena import allocate_arena
 from hyades.proxy.registry import open_transport, probe_all
@@ -285,3 +287,43 @@ def test_stats_and_description(tmp_path, servers):
     transport.close()
     assert time.monotonic() - begin < 5
     assert "CRC32C" in next(p.detail for p in probe_all() if p.scheme == "nvme+tcp")
+
+
+@pytest.fixture
+def psk(tmp_path):
+    try:
+        probe_tls()
+    except BackendMissing as missing:
+        pytest.skip(str(missing))
+    psk = Psk(bytes(range(48)), 0, "test")
+    (tmp_path / "key").write_text(psk.interchange())
+    (tmp_path / "key").chmod(0o600)
+    return psk
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_tls(tmp_path, servers, psk, version):
+    servers.append(nvme.file_server(tmp_path, 64, keys=Keyring([psk])))
+    url = nvme.url(servers[0], tls=tmp_path / "key", tls_identity=version, digest="header,data")
+    transport = open_transport(url)
+    transport.register(allocate_arena(64 * BLOCK))
+    assert finish(transport, request(Op.WRITE, 0, 64, 0, 1))[1] == (0, 64 * BLOCK)
+    assert finish(transport, request(Op.READ, 0, 64, 0, 2))[2] == (0, 64 * BLOCK)
+    assert transport.describe().endswith("TLS")
+    transport.close()
+
+
+def test_tls_that_does_not_come_about(tmp_path, servers, psk):
+    """Another key, no key, and a target without TLS: said within the timeout, with the address."""
+    servers.append(nvme.file_server(tmp_path, 64, keys=Keyring([psk])))
+    servers.append(nvme.file_server(tmp_path, 64))
+    other = tmp_path / "other"
+    other.write_text(Psk(bytes(48), 0, "test").interchange())
+    other.chmod(0o600)
+    cases = [
+        nvme.url(servers[0], tls=other), nvme.url(servers[0], timeout=1),
+        nvme.url(servers[1], tls=tmp_path / "key", timeout=1),
+    ]  # fmt: skip
+    for url, server in zip(cases, (servers[0], servers[0], servers[1]), strict=True):
+        with pytest.raises(PeerError, match=str(server.addresses[0][1])):
+            open_transport(url)
