@@ -18,6 +18,7 @@ MODULES = {
     "mem": "hyades.proxy.transports.mem",
     "null": "hyades.proxy.transports.null",
     "nvme+tcp": "hyades.proxy.transports.nvme_tcp",
+    "nvme+rdma": "hyades.proxy.transports.nvme_rdma",
     "spdk+tcp": "hyades.proxy.transports.spdk",
     "spdk+rdma": "hyades.proxy.transports.spdk",
     "spdk+pcie": "hyades.proxy.transports.spdk",

@@ -37,15 +37,15 @@ class Capsule(NamedTuple):
 class RdmaHostQueue:
     """One connection; see the module."""
 
-    def __init__(self, depth: int, describe: Describe) -> None:
-        """Keep up to *depth* commands out."""
+    def __init__(self, depth: int, describe: Describe, *, room: int = 1 << 20) -> None:
+        """Keep up to *depth* commands out; a capsule has *room* for data."""
         self.state = State.NEW
         self.depth = depth
         self.in_capsule = 0  # bytes of data that a command may carry; the caller sets it (IOCCSZ)
         self.last_heard = 0.0
         self.completions: list[tuple[int, int, int]] = []  # (cid, status code, result)
         self.bytes_in = 0
-        self._describe = describe
+        self._describe, self._capsule_room = describe, room
         self._out: list[Capsule] = []
         self._reads: list[int] = [-1] * depth  # bytes that a command that is out reads; -1: free
         self._free = list(range(depth))[::-1]
@@ -88,7 +88,7 @@ class RdmaHostQueue:
         if self.outstanding == 1:
             self.last_heard = now
         self._reads[cid] = 0 if into is None else nbytes
-        if source is not None and 0 < nbytes <= self.in_capsule:
+        if source is not None and 0 < nbytes <= min(self.in_capsule, self._capsule_room):
             set_sgl(sqe, cid, nbytes, Sgl.IN_CAPSULE)
             self._out.append(Capsule(bytes(sqe), source))
         else:

@@ -16,7 +16,7 @@ from hyades.common.errors import BackendMissing, HyadesError, UsageError
 from hyades.common.interrupts import undisturbed
 from hyades.common.nvme.identify import NamespaceInfo
 from hyades.proxy.transports.nvme_discovery import offers
-from hyades.proxy.transports.nvme_session import Session, Stopped, Waker
+from hyades.proxy.transports.nvme_session import MakeSession, Session, Stopped, Waker
 from hyades.proxy.transports.nvme_url import Address, Options
 
 _LONGEST_DELAY = 5.0
@@ -45,7 +45,7 @@ class Path:
         owner, options = self._owner, self._owner.options
         delay = options.reconnect_delay
         while not owner.stopping:
-            session = Session(options, self.address, self.waker, owner.is_stopping)
+            session = owner.session(options, self.address, self.waker, owner.is_stopping)
             begin = time.monotonic()
             try:
                 session.open()
@@ -69,8 +69,8 @@ class Path:
 class Paths:
     """All paths of one transport."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    def __init__(self, options: Options, session: MakeSession = Session) -> None:
+        self.options, self.session = options, session
         self.waker = Waker()  # wakes the transport's thread
         self.stopping = False
         self.news = False  # set before the waker is used, cleared by the transport's thread
@@ -185,9 +185,12 @@ class Paths:
             if problem is None:
                 continue
             if not live and f"{self.options.subnqn} refused queue 0" in str(problem):
-                raise UsageError(f"{problem}; {offers(self.options, path.address)}") from problem
+                raise UsageError(f"{problem}; {self._offers(path)}") from problem
             if not live or isinstance(problem, BackendMissing | OtherNamespace):
                 raise problem
+
+    def _offers(self, path: Path) -> str:
+        return offers(self.options, path.address, self.session)
 
     def _live(self) -> bool:
         return any(path.connects for path in self.paths)

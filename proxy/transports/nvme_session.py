@@ -342,6 +342,10 @@ class Session:
             raise Gone(str(self.reason))
 
 
+# From options, address, the waker of its thread, and whether the transport is being closed.
+MakeSession = Callable[[Options, Address, Waker, Callable[[], bool]], Session]
+
+
 def _keep_alive() -> Generator[bringup.Call, bringup.Answer, None]:
     code, _, _ = yield bringup.Call(commands.keep_alive())
     if code:

@@ -21,6 +21,7 @@ from hyades.proxy.transport import Limits, Records
 from hyades.proxy.transports.nvme_engine import STALLED, NvmeEngine
 from hyades.proxy.transports.nvme_links import Link
 from hyades.proxy.transports.nvme_paths import Path, Paths
+from hyades.proxy.transports.nvme_session import MakeSession, Session
 from hyades.proxy.transports.nvme_table import Table
 from hyades.proxy.transports.nvme_url import Options, parse
 from hyades.proxy.urls import Url
@@ -31,10 +32,12 @@ _MAX_BLOCKS = 1 << 16  # logical blocks of one command
 class NvmeTcpTransport:
     """Moves pages between an arena and a remote namespace."""
 
-    def __init__(self, options: Options, *, writable: bool = True) -> None:
+    def __init__(
+        self, options: Options, *, writable: bool = True, session: MakeSession = Session
+    ) -> None:
         """Connect; UsageError or PeerError where no path leads to the namespace."""
         self.options = options
-        self._paths = Paths(options)
+        self._paths = Paths(options, session)
         self._paths.open()
         self._writable = writable
         try:
@@ -141,6 +144,7 @@ class NvmeTcpTransport:
             "describe": self.describe(),
             "reconnects": sum(max(0, path.connects - 1) for path in self._paths.paths),
             "losses": engine.losses,
+            "last_loss": engine.last_loss,
             "replays": engine.replays,
             "digest_errors": engine.digest_errors,
             "last_failure": engine.last_failure,
@@ -186,7 +190,7 @@ class NvmeTcpTransport:
     def _name(self) -> str:
         options = self.options
         where = "+".join(map(str, options.addresses))
-        return f"nvme+tcp://{where}/{options.subnqn} ns {options.nsid}"
+        return f"{options.scheme}://{where}/{options.subnqn} ns {options.nsid}"
 
 
 def _path_stats(path: Path, link: Link | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ both), max_transfer (1MiB, and never more than the controller takes), tls=FILE (
 tls_identity (1; 0 for SPDK and other targets of older rules), hostnqn, hostid; in seconds: kato
 (10, keep-alive), timeout (30, without an answer), reconnect_delay (0.1, doubled up to 5),
 ctrl_loss_timeout (60, without any path); trust_cache (0; see nvme_flushes.py).
+nvme+rdma:// has all but digest, tls and tls_identity.
 """
 
 import re
@@ -64,10 +65,16 @@ class Options:
     psk: Psk | None = None
     psk_identity: int = 1  # version
     trust_cache: bool = False
+    transport: str = "tcp"
+
+    @property
+    def scheme(self) -> str:
+        """Return nvme+tcp or nvme+rdma."""
+        return f"nvme+{self.transport}"
 
     def place(self, address: Address) -> str:
         """Return the name of the namespace on one path, for messages."""
-        return f"nvme+tcp://{address}/{self.subnqn} ns {self.nsid}"
+        return f"{self.scheme}://{address}/{self.subnqn} ns {self.nsid}"
 
 
 def with_ctrl_loss_timeout(text: str, seconds: float) -> str:
@@ -94,16 +101,20 @@ def parse_addresses(text: str) -> tuple[Address, ...]:
     return tuple(found)
 
 
-def parse(url: Url) -> Options:
-    """Return what *url* says; UsageError where it cannot be meant."""
+def parse(url: Url, transport: str = "tcp") -> Options:
+    """Return what *url* says; UsageError where it cannot be meant.
+
+    Digests and TLS belong to TCP.
+    """
     where, slash, subnqn = url.path.partition("/")
     if not where or not slash or not subnqn:
-        raise UsageError(f"{url}: write nvme+tcp://host:port/subsystem-nqn?ns=1")
-    digests = _digests(url)
+        raise UsageError(f"{url}: write nvme+{transport}://host:port/subsystem-nqn?ns=1")
+    tcp = transport == "tcp"
+    digests = _digests(url) if tcp else set()
     max_transfer = url.size("max_transfer", MIB)
     if max_transfer < BLOCK:
         raise UsageError(f"{url}: max_transfer is at least {BLOCK}")
-    tls = url.text("tls", "")
+    tls = url.text("tls", "") if tcp else ""
     hostnqn, hostid = _host(url)
     options = Options(
         addresses=parse_addresses(where),
@@ -123,6 +134,7 @@ def parse(url: Url) -> Options:
         psk=load_psk(tls) if tls else None,
         psk_identity=_bounded(url, "tls_identity", 1, 1, least=0),
         trust_cache=url.flag("trust_cache", False),
+        transport=transport,
     )
     url.refuse_unused()
     return options
