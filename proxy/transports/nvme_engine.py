@@ -52,7 +52,7 @@ class NvmeEngine:
         self.memory = memoryview(b"")  # the arena
         self.links: list[Link] = []
         self.losses = self.replays = self.digest_errors = 0
-        self.last_failure = ""
+        self.last_failure = self.last_loss = ""
         self.flush_failure = ""
         self.gone = ""  # why everything ends with LOST
         info = paths.namespace
@@ -186,11 +186,14 @@ class NvmeEngine:
                 other.dirty = True
         if alone and self._down_since is None:
             self._down_since = now
+        self.last_loss = f"{link.path.address}: {error}"
+        gone = isinstance(error, Gone)
+        silent = isinstance(error, Gone) and not error.by_peer
         until = now + self.options.kato + link.session.granularity
         for lane, rows in link.cut(error, culprit):
             self.replays += len(rows)
             writes = []
-            ended = lane is culprit and isinstance(error, Gone) and error.by_peer
+            ended = lane is culprit and gone and not silent
             for row in rows:
                 op = int(self.table.rows[row, OP])
                 if op == FLUSH:
@@ -199,7 +202,8 @@ class NvmeEngine:
                     writes.append(row)
                 else:
                     self.table.waiting.append(row)
-            self._dying.append(Dying(lane.wire, writes, until))
+            if writes or not lane.wire.closed:
+                self._dying.append(Dying(lane.wire, writes, until, silent=silent))
 
     def _give_up(self) -> None:
         problems = "; ".join(f"{p.address}: {p.problem}" for p in self._paths.paths)

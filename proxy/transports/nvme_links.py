@@ -101,9 +101,9 @@ class Dying:
 
     __slots__ = ("_silent", "rows", "until", "wire")
 
-    def __init__(self, wire: Wire, rows: list[int], until: float) -> None:
+    def __init__(self, wire: Wire, rows: list[int], until: float, *, silent: bool) -> None:
         self.wire, self.rows, self.until = wire, rows, until
-        self._silent = wire.closed  # nothing will tell: only the time helps
+        self._silent = silent  # the target tells nothing: only the time helps
 
     def over(self, now: float) -> bool:
         """Return whether the target has ended, or must have ended, what they were part of."""

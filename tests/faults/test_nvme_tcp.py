@@ -87,6 +87,7 @@ def test_target_killed_and_restarted(tmp_path, seed):
         stats = transport.stats()
         assert stats["reconnects"] >= 3
         assert stats["losses"] >= 3
+        assert stats["last_loss"].startswith(f"127.0.0.1:{target.address[1]}: ")
         assert stats["replays"] > 0
         transport.close()
 
