@@ -19,7 +19,7 @@ from typing import NamedTuple
 from hyades.common.errors import UsageError
 from hyades.common.nvme.commands import set_sgl
 from hyades.common.nvme.host import State
-from hyades.common.nvme.layout import CQE, SQE_CID, SQE_SGL, Sgl
+from hyades.common.nvme.layout import CQE, SQE_BYTES, SQE_CID, SQE_SGL, Sgl
 from hyades.common.nvme.pdu import Violation
 from hyades.common.nvme.rdma import MAX_LENGTH, RESPONSE_BYTES, keyed_sgl
 
@@ -44,7 +44,7 @@ class RdmaHostQueue:
         self.in_capsule = 0  # bytes of data that a command may carry; the caller sets it (IOCCSZ)
         self.last_heard = 0.0
         self.completions: list[tuple[int, int, int]] = []  # (cid, status code, result)
-        self.bytes_in = 0
+        self.bytes_in = self.bytes_out = 0  # capsules, and the data that the controller moved
         self._describe, self._capsule_room = describe, room
         self._out: list[Capsule] = []
         self._reads: list[int] = [-1] * depth  # bytes that a command that is out reads; -1: free
@@ -88,6 +88,7 @@ class RdmaHostQueue:
         if self.outstanding == 1:
             self.last_heard = now
         self._reads[cid] = 0 if into is None else nbytes
+        self.bytes_out += SQE_BYTES + (0 if source is None else nbytes)
         if source is not None and 0 < nbytes <= min(self.in_capsule, self._capsule_room):
             set_sgl(sqe, cid, nbytes, Sgl.IN_CAPSULE)
             self._out.append(Capsule(bytes(sqe), source))
@@ -118,8 +119,7 @@ class RdmaHostQueue:
         self._reads[cid] = -1
         self._free.append(cid)
         code = status >> 1
-        if not code:
-            self.bytes_in += reads
+        self.bytes_in += RESPONSE_BYTES + (0 if code else reads)
         self.completions.append((cid, code, result))
 
     def quiet_since(self) -> float | None:

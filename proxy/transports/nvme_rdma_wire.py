@@ -46,6 +46,7 @@ class RdmaWire(Wire):
         self._epoll.register(endpoint.fd, select.EPOLLIN)
         self._epoll.register(channel.fd, select.EPOLLIN)
         self.fd = self._epoll.fileno()
+        self.bytes_sent = 0  # as the queue counts them
         self._waiting: deque[Capsule] = deque()
         slots = endpoint.ring.capacity
         self._capsules = memoryview(mmap.mmap(-1, slots * _SLOT))
@@ -66,6 +67,7 @@ class RdmaWire(Wire):
         """Post what the queue has to send, as far as there is room."""
         waiting, ring = self._waiting, self.endpoint.ring
         waiting.extend(self._rdma.take_output())
+        self.bytes_sent = self._rdma.bytes_out
         if not waiting or not ring.room:
             return
         batch = [self._prepare(waiting.popleft()) for _ in range(min(ring.room, len(waiting)))]
