@@ -153,6 +153,7 @@ def check_external(settings: Settings) -> None:
 def open_namespaces(settings: Settings) -> dict[int, Namespace]:
     """Open what is to be served, by namespace id from 1 on."""
     opened: dict[int, Namespace] = {}
+    _create(settings)  # wrong is wrong, also where no file has to be made
     try:
         for nsid, text in enumerate(settings.namespace, 1):
             opened[nsid] = open_namespace(text, settings)
@@ -179,8 +180,11 @@ def open_namespace(text: str, settings: Settings) -> Namespace:
     if name.startswith("mem:"):
         size = parse_size(name.removeprefix("mem:"))
         return MemoryNamespace(size, block_bytes=block, read_only=read_only)
-    create = parse_size(settings.create) if settings.create else 0
-    return FileNamespace(name, block_bytes=block, read_only=read_only, create=create)
+    return FileNamespace(name, block_bytes=block, read_only=read_only, create=_create(settings))
+
+
+def _create(settings: Settings) -> int:
+    return parse_size(settings.create) if settings.create else 0
 
 
 def parse_address(text: str) -> Address:

@@ -29,12 +29,12 @@ class Limits:
 
 def _problem(limits: Limits) -> str:
     transfer = limits.max_transfer
-    if transfer < 4 * KIB or transfer & (transfer - 1) or transfer > 64 * MIB:
-        return f"max-transfer {transfer}: a power of two from 4KiB to 64MiB"
+    if transfer < 8 * KIB or transfer & (transfer - 1) or transfer > 64 * MIB:
+        return f"max-transfer {transfer}: a power of two from 8KiB to 64MiB"
     if limits.buffers < transfer:
         return f"buffers {limits.buffers}: at least max-transfer, {transfer}"
-    if not 2 <= limits.depth <= 4096:
-        return f"depth {limits.depth}: from 2 to 4096"
+    if not 32 <= limits.depth <= 4096:
+        return f"depth {limits.depth}: from 32, which every admin queue has, to 4096"
     if not 1 <= limits.queues <= 128:
         return f"queues {limits.queues}: from 1 to 128"
     if limits.connections < 1:

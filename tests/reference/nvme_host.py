@@ -128,7 +128,7 @@ class Host:
         self.controller = self.admin.talk(
             bringup.bring_up(self.want(0, ANY_CONTROLLER, 32, kato), queues)
         )
-        self.queues = [self.connect(qid) for qid in range(1, queues + 1)]
+        self.queues = [self.connect(qid) for qid in range(1, self.controller.queues + 1)]
 
     def want(self, qid, cntlid, depth=None, kato=0, **other):
         """Return what to connect."""
