@@ -22,11 +22,18 @@ from hyades.gpu_side.refresh import Refresh
 from hyades.proxy.arena import allocate_arena
 from hyades.proxy.proxy import Proxy
 from hyades.proxy.registry import open_transport
+from hyades.proxy.stripes import map_members
 from hyades.proxy.transport import Transport
+from hyades.proxy.transports.nvme_url import with_patience
 
 
 def open_devices(source: str, outputs: str | None = None) -> list[Transport]:
-    """Open device 0, the volume's pages, and device 1 where outputs lie elsewhere."""
+    """Open device 0, the volume's pages, and device 1 where outputs lie elsewhere.
+
+    Both are open as volumes already: a target that is away just now is waited for.
+    """
+    source = map_members(source, with_patience)
+    outputs = outputs and map_members(outputs, with_patience)
     if outputs is None:
         return [open_transport(source)]
     devices = [open_transport(source, writable=False)]

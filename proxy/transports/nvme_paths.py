@@ -18,6 +18,7 @@ from hyades.common.nvme.identify import NamespaceInfo
 from hyades.proxy.transports.nvme_discovery import offers
 from hyades.proxy.transports.nvme_session import MakeSession, Session, Stopped, Waker
 from hyades.proxy.transports.nvme_url import Address, Options
+from hyades.proxy.transports.nvme_wire import Unreachable
 
 _LONGEST_DELAY = 5.0
 _OTHERS = 1.0  # seconds that opening waits for the other paths once one is live
@@ -82,12 +83,17 @@ class Paths:
         self.paths = [Path(self, i, a) for i, a in enumerate(options.addresses)]
 
     def open(self) -> None:
-        """Return when one path is live; the error of the first path where none can be."""
+        """Return when one path is live; the error of the first path where none can be.
+
+        A target that does not answer yet has connect_timeout seconds to come.
+        """
         with undisturbed():
             for path in self.paths:
                 path.thread.start()
         try:
             with self._changed:
+                patience = self.options.connect_timeout
+                self._changed.wait_for(lambda: self._live() or self._hopeless(), patience)
                 self._changed.wait_for(lambda: self._live() or all(p.tried for p in self.paths))
                 self._changed.wait_for(lambda: all(p.tried for p in self.paths), _OTHERS)
             self._refuse()
@@ -191,6 +197,14 @@ class Paths:
 
     def _offers(self, path: Path) -> str:
         return offers(self.options, path.address, self.session)
+
+    def _hopeless(self) -> bool:
+        """Return whether every path has failed for a reason that waiting does not mend."""
+        problems = [path.problem for path in self.paths]
+        return all(
+            isinstance(p, UsageError | BackendMissing) and not isinstance(p, Unreachable)
+            for p in problems
+        )
 
     def _live(self) -> bool:
         return any(path.connects for path in self.paths)

@@ -29,7 +29,7 @@ from hyades.common.nvme.layout import DISCOVERY_NQN
 from hyades.common.nvme.status import describe
 from hyades.common.nvme.tls import PskSocket, wrap_client
 from hyades.proxy.transports.nvme_url import Address, Options
-from hyades.proxy.transports.nvme_wire import Gone, Wire
+from hyades.proxy.transports.nvme_wire import Gone, Unreachable, Wire
 
 _T = TypeVar("_T")
 _ADMIN_DEPTH = 31
@@ -221,7 +221,7 @@ class Session:
         refused = isinstance(problem, ConnectionRefusedError)
         fix = f"start one: hyades serve --listen {address}" if refused else "check the network"
         text = f"{address}: no NVMe/TCP target listens there ({problem.strerror}): {fix}"
-        raise UsageError(text) from problem
+        raise Unreachable(text) from problem
 
     def _dial_one(self, sock: socket.socket, where: tuple[object, ...]) -> None:
         sock.setblocking(False)

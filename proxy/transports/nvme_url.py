@@ -6,7 +6,8 @@ Options: ns (1), queues (2) a path of depth (32) commands each, digest (none; he
 both), max_transfer (1MiB, and never more than the controller takes), tls=FILE (a pre-shared key),
 tls_identity (1; 0 for SPDK and other targets of older rules), hostnqn, hostid; in seconds: kato
 (10, keep-alive), timeout (30, without an answer), reconnect_delay (0.1, doubled up to 5),
-ctrl_loss_timeout (60, without any path); trust_cache (0; see nvme_flushes.py).
+ctrl_loss_timeout (60, without any path), connect_timeout (0, for a target that
+is not there yet when it is opened); trust_cache (0; see nvme_flushes.py).
 nvme+rdma:// has all but digest, tls and tls_identity.
 """
 
@@ -25,6 +26,8 @@ from hyades.common.units import MIB
 from hyades.proxy.urls import Url
 
 SCHEME = "nvme+tcp"
+SCHEMES = (SCHEME, "nvme+rdma")
+CTRL_LOSS_TIMEOUT = 60.0
 DEFAULT_PORT = 4420
 MAX_QUEUES, MAX_DEPTH = 64, 1023
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%a-z]+\]|[^\[\]:/+\s]+)(?::(\d+))?")
@@ -61,7 +64,8 @@ class Options:
     kato: float = 10.0
     timeout: float = 30.0
     reconnect_delay: float = 0.1
-    ctrl_loss_timeout: float = 60.0
+    ctrl_loss_timeout: float = CTRL_LOSS_TIMEOUT
+    connect_timeout: float = 0.0
     psk: Psk | None = None
     psk_identity: int = 1  # version
     trust_cache: bool = False
@@ -78,11 +82,29 @@ class Options:
 
 
 def with_ctrl_loss_timeout(text: str, seconds: float) -> str:
-    """Return the URL *text*, with this ctrl_loss_timeout unless it says one or is no nvme+tcp."""
+    """Return the URL *text*, with this ctrl_loss_timeout unless it says one or is not of here."""
+    return _with(text, "ctrl_loss_timeout", seconds)
+
+
+def with_patience(text: str) -> str:
+    """Return the URL *text* for a namespace that was in reach a moment ago.
+
+    Opening it waits for a target that comes back as long as a lost one is waited for.
+    """
     url = Url(text)
-    if url.scheme.removeprefix("faulty+") != SCHEME or url.take_all("ctrl_loss_timeout"):
+    seconds = url.text("ctrl_loss_timeout", str(CTRL_LOSS_TIMEOUT)) if _is_here(url) else 0
+    return _with(text, "connect_timeout", seconds)
+
+
+def _with(text: str, key: str, value: object) -> str:
+    url = Url(text)
+    if not _is_here(url) or url.take_all(key):
         return text
-    return f"{text}{'&' if '?' in text else '?'}ctrl_loss_timeout={seconds:g}"
+    return f"{text}{'&' if '?' in text else '?'}{key}={value}"
+
+
+def _is_here(url: Url) -> bool:
+    return url.scheme.removeprefix("faulty+") in SCHEMES
 
 
 def parse_addresses(text: str) -> tuple[Address, ...]:
@@ -130,7 +152,8 @@ def parse(url: Url, transport: str = "tcp") -> Options:
         kato=_seconds(url, "kato", 10.0, least=0.1),
         timeout=_seconds(url, "timeout", 30.0, least=0.01),
         reconnect_delay=_seconds(url, "reconnect_delay", 0.1, least=0.001),
-        ctrl_loss_timeout=_seconds(url, "ctrl_loss_timeout", 60.0),
+        ctrl_loss_timeout=_seconds(url, "ctrl_loss_timeout", CTRL_LOSS_TIMEOUT),
+        connect_timeout=_seconds(url, "connect_timeout", 0.0),
         psk=load_psk(tls) if tls else None,
         psk_identity=_bounded(url, "tls_identity", 1, 1, least=0),
         trust_cache=url.flag("trust_cache", False),

@@ -13,7 +13,7 @@ import ssl
 import struct
 from collections import deque
 
-from hyades.common.errors import PeerError
+from hyades.common.errors import PeerError, UsageError
 from hyades.common.nvme.host import HostQueue
 
 _SEGMENTS = 64  # of one sendmsg
@@ -26,6 +26,10 @@ class Gone(PeerError):  # noqa: N818
     def __init__(self, text: str, *, by_peer: bool = False) -> None:
         super().__init__(text)
         self.by_peer = by_peer
+
+
+class Unreachable(UsageError):  # noqa: N818
+    """Nobody listens at an address, at least for now."""
 
 
 class Wire:

@@ -181,6 +181,29 @@ def test_a_target_that_never_answers():
         connect(listener.getsockname(), timeout=0.3)
 
 
+def test_opening_waits_for_a_target_that_comes(servers, tmp_path):
+    sock = socket.create_server(("127.0.0.1", 0))
+    address = sock.getsockname()
+    sock.close()
+
+    def serve():
+        servers.append(nvme.start({1: MemoryNamespace(64 * BLOCK)}, port=address[1]))
+
+    timer = threading.Timer(0.3, serve)
+    timer.start()
+    try:
+        transport = connect(address, connect_timeout=20)
+    finally:
+        timer.join()
+    assert live(transport) == [True]
+    transport.close()
+    with pytest.raises(UsageError, match="no such namespace"):  # waiting would not help
+        connect(address, connect_timeout=100, ns=9)
+    servers[0].stop()
+    with pytest.raises(UsageError, match="hyades serve"):
+        connect(address, connect_timeout=0.2)
+
+
 def test_closing_is_quick_while_a_path_connects(server):
     listener = socket.create_server(("127.0.0.1", 0))
     with listener:

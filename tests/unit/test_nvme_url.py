@@ -8,7 +8,7 @@ from hyades.common.errors import UsageError
 from hyades.common.nvme.psk import Psk
 from hyades.proxy.stripes import map_members
 from hyades.proxy.transports import nvme_url
-from hyades.proxy.transports.nvme_url import Address, parse, with_ctrl_loss_timeout
+from hyades.proxy.transports.nvme_url import Address, parse, with_ctrl_loss_timeout, with_patience
 from hyades.proxy.urls import Url
 
 NQN = "nqn.2026-01.org.example:pages"
@@ -128,3 +128,19 @@ def test_the_name_of_this_host(tmp_path, monkeypatch):
 def test_an_option_for_every_remote_volume(text, expected):
     changed = map_members(text, lambda url: with_ctrl_loss_timeout(url, 2.5))
     assert changed == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("g.vol", "g.vol"),
+        ("nvme+tcp://a/nqn.x", "nvme+tcp://a/nqn.x?connect_timeout=60.0"),
+        (
+            "faulty+nvme+tcp://a/nqn.x?io=1&ctrl_loss_timeout=3",
+            "faulty+nvme+tcp://a/nqn.x?io=1&ctrl_loss_timeout=3&connect_timeout=3",
+        ),
+        ("nvme+tcp://a/nqn.x?connect_timeout=1", "nvme+tcp://a/nqn.x?connect_timeout=1"),
+    ],
+)
+def test_patience_with_a_volume_that_was_in_reach(text, expected):
+    assert with_patience(text) == expected
