@@ -21,9 +21,10 @@ import time
 from contextlib import suppress
 
 from hyades.common.errors import PeerError
+from hyades.common.nvme.layout import DISCOVERY_NQN
 from hyades.common.nvme.pdu import Violation
 from hyades.common.nvme.target import TargetQueue
-from hyades.common.nvme.tls import wrap_server
+from hyades.common.nvme.tls import PskSocket, wrap_server
 from hyades.target_side.controller import Controller
 from hyades.target_side.counters import Counters
 from hyades.target_side.events import Accepted, Closed, Refused
@@ -71,8 +72,7 @@ class Connection:
         except Violation as violation:
             self.service.totals.violations += 1
             reason = str(violation)
-            self.output.abandon()
-            self.output.push(self.queue.take_output())
+            self.output.push(self.queue.take_output())  # behind whole PDUs, never inside one
         except PeerError as error:
             reason = str(error)
         except OSError as error:
@@ -111,6 +111,16 @@ class Connection:
                 self.queue.depth, self.queue.digests, self.tls,
             )
         )  # fmt: skip
+
+    def speaks_for(self, hostnqn: str, subnqn: str) -> bool:
+        """Return whether the TLS handshake, if there was one, vouches for these names.
+
+        Whoever has a key for one subsystem may ask the discovery service, too.
+        """
+        identity = self.sock.identity if isinstance(self.sock, PskSocket) else None
+        if identity is None:
+            return True
+        return identity.hostnqn == hostnqn and subnqn in (identity.subnqn, DISCOVERY_NQN)
 
     def refused(self, reason: str) -> None:
         """Report a Connect that was refused."""

@@ -161,6 +161,11 @@ class Controller:
         self.ended.append((cid, Reply(StatusCode.ABORTED)))
         return True
 
+    def forget_event(self, cid: int) -> None:
+        """Forget an Asynchronous Event Request whose id the host uses again, without an answer."""
+        if cid in self._events:
+            self._events.remove(cid)
+
     def take_ended(self) -> list[tuple[int, Reply]]:
         """Return and forget the commands that ended besides the one executed."""
         ended, self.ended = self.ended, []

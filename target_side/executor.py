@@ -27,7 +27,7 @@ _MEDIUM = (StatusCode.READ_ERROR, StatusCode.WRITE_FAULT, StatusCode.CAPACITY_EX
 
 
 class Owner(Link, Protocol):
-    """The connection whose commands these are."""
+    """The connection whose commands these are; what its methods do, connection.py says."""
 
     peer: str
     tls: bool
@@ -39,17 +39,10 @@ class Owner(Link, Protocol):
     @property
     def output(self) -> Sender: ...
 
-    def wake(self) -> None:
-        """Look around soon."""
-        ...
-
-    def joined(self, controller: Controller) -> None:
-        """Hear that Connect was taken."""
-        ...
-
-    def refused(self, reason: str) -> None:
-        """Hear that Connect was refused."""
-        ...
+    def wake(self) -> None: ...
+    def speaks_for(self, hostnqn: str, subnqn: str) -> bool: ...
+    def joined(self, controller: Controller) -> None: ...
+    def refused(self, reason: str) -> None: ...
 
 
 class Work:
@@ -96,6 +89,9 @@ class Executor:
     def take(self, now: float) -> None:
         """Take the commands and the data that have come."""
         queue = self._queue
+        for cid in queue.superseded:
+            self._forget_event(cid)
+        queue.superseded.clear()
         for command, data, intact in queue.commands:
             work = Work(command, data, intact, now)
             self._pending.append(work)
@@ -134,6 +130,18 @@ class Executor:
         self._pending.clear()
         self._writes.clear()
         self._ranges.clear()
+
+    def _forget_event(self, cid: int) -> None:
+        """Drop an event request, which may not have been started, for the command with its id."""
+        for work in self._pending:
+            if work.command.cid == cid:
+                self._pending.remove(work)
+                return
+        controller = self._connection.controller
+        if controller is not None:
+            self._events -= 1
+            with self._service.lock:
+                controller.forget_event(cid)
 
     # -- starting
 
@@ -183,6 +191,10 @@ class Executor:
         except DataError as error:
             connection.refused(str(error))
             self._end(work, StatusCode.CONNECT_INVALID | DNR)
+            return
+        if not connection.speaks_for(want.hostnqn, want.subnqn):
+            connection.refused(f"the TLS key is not that of host {want.hostnqn} for {want.subnqn}")
+            self._end(work, StatusCode.CONNECT_INVALID_HOST | DNR)
             return
         with self._service.lock:
             controller, reply = self._service.target.connect(want, connection, work.begin)
@@ -335,7 +347,7 @@ class Executor:
             return StatusCode.SEQUENCE_ERROR | DNR
         namespaces = controller.subsystem.namespaces
         if nsid == 0xFFFFFFFF:
-            return max(namespace.flush() for namespace in namespaces.values())
+            return max((space.flush() for space in namespaces.values()), default=0)
         if nsid not in namespaces:
             return StatusCode.INVALID_NAMESPACE | DNR
         return namespaces[nsid].flush()

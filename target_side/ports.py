@@ -18,6 +18,7 @@ class CommandQueue(Protocol):
 
     commands: list[tuple[Command, memoryview | None, bool]]
     arrived: list[tuple[int, bool]]
+    superseded: list[int]
     depth: int
     digests: int
 

@@ -100,6 +100,11 @@ class RdmaConnection:
             )
         )  # fmt: skip
 
+    def speaks_for(self, hostnqn: str, subnqn: str) -> bool:
+        """Return True: nothing was proved before Connect."""
+        del hostnqn, subnqn
+        return True
+
     def refused(self, reason: str) -> None:
         """Report a Connect that was refused."""
         self.service.totals.refused += 1

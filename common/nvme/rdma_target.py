@@ -28,6 +28,7 @@ from hyades.common.nvme.layout import (
     FABRICS,
     SQE_BYTES,
     SQE_SGL,
+    Admin,
     Fabrics,
     Sgl,
 )
@@ -88,6 +89,7 @@ class RdmaTargetQueue:
         self.closed = False
         self.commands: list[tuple[Command, memoryview | None, bool]] = []
         self.arrived: list[tuple[int, bool]] = []
+        self.superseded: list[int] = []  # as in target.py, rule 7
         self.depth, self.qid = depth, 0
         self.digests = 0  # RDMA has its own
         self.last_heard = 0.0
@@ -95,6 +97,7 @@ class RdmaTargetQueue:
         self._flow_control = True
         self._head = 0  # SQHD
         self._open: dict[int, _Open] = {}
+        self._events: set[int] = set()  # Asynchronous Event Requests among them
         self._out: list[Work] = []
 
     @property
@@ -167,6 +170,7 @@ class RdmaTargetQueue:
         if found is None or found.pulling:
             raise UsageError(f"command {cid} cannot be answered now: not out, or its data is due")
         del self._open[cid]
+        self._events.discard(cid)
         head = self._head if self._flow_control else 0xFFFF
         capsule = CQE.pack(result, head, self.qid, cid, status << 1)
         self._out.append(Answer(capsule, found.key if found.invalidate else 0))
@@ -184,6 +188,7 @@ class RdmaTargetQueue:
         """Forget the connection and the memory."""
         self.closed, self._out = True, []
         self._open.clear()
+        self._events.clear()
 
     # -- the parts
 
@@ -194,8 +199,13 @@ class RdmaTargetQueue:
             text = f"{len(capsule) - SQE_BYTES} bytes in a capsule, at most {self._in_capsule}"
             raise Violation(text)
         command = Command(bytes(capsule[:SQE_BYTES]))
-        if command.cid in self._open:
+        if command.cid in self._events:
+            self._events.discard(command.cid)
+            self.superseded.append(command.cid)
+        elif command.cid in self._open:
             raise Violation(f"command id {command.cid} is in use")
+        if command.opcode == Admin.ASYNC_EVENT and not self.qid:
+            self._events.add(command.cid)
         if len(self._open) >= self.depth:
             raise Violation(f"command {self.depth + 1} on a queue of {self.depth}")
         if self._flow_control:

@@ -14,6 +14,8 @@ States: NEW -ICReq-> READY -error or close-> CLOSED.  Rules:
    where the host ended the connection itself).  Once closed, answers are dropped without a word:
    they may come from other threads' work.
 6. No I/O and no clock: `now` is any clock of the caller's, in seconds.
+7. A command may take the id of an Asynchronous Event Request that is out: SPDK forgets its requests
+   by itself when it detaches.  The request is then in `superseded` and must not be answered.
 Must stay in sync: host.py is the other end.
 """
 
@@ -31,6 +33,7 @@ from hyades.common.nvme.layout import (
     SGL_DESCRIPTOR,
     SQE_CID,
     SQE_SGL,
+    Admin,
     Fatal,
     PduFlag,
     PduType,
@@ -90,6 +93,7 @@ class TargetQueue:
         self.ready = self.closed = False
         self.commands: list[tuple[Command, memoryview | None, bool]] = []  # data, digest right
         self.arrived: list[tuple[int, bool]] = []  # command id, digests right
+        self.superseded: list[int] = []  # event requests that the host has forgotten, see rule 7
         self.depth = depth
         self.qid = 0
         self.digests = 0
@@ -100,6 +104,7 @@ class TargetQueue:
         self._flow_control = True
         self._head = 0  # SQHD
         self._open: dict[int, int] = {}  # command ids that are out: bytes of data in their SGL
+        self._events: set[int] = set()  # those of them that are Asynchronous Event Requests
         self._writes: dict[int, _Write] = {}
         self._out: list[Segment] = []
         self._capsule_data: memoryview | None = None
@@ -165,6 +170,7 @@ class TargetQueue:
         if cid not in self._open or cid in self._writes:
             raise UsageError(f"command {cid} cannot be answered now: not out, or its data is due")
         del self._open[cid]
+        self._events.discard(cid)
         self._out.append(self._answer(cid, status, result))
 
     def abandon(self, cid: int) -> bool:
@@ -201,6 +207,7 @@ class TargetQueue:
         self._receiver.close()
         self._capsule_data = self._landing = None
         self._open.clear()
+        self._events.clear()
         self._writes.clear()
 
     # -- what the receiver calls
@@ -254,7 +261,7 @@ class TargetQueue:
     def _check_command(self, header: Header) -> None:
         """Refuse what cannot be answered: too many, an id in use, data that is not what it says."""
         cid = int.from_bytes(header.raw[_AT + SQE_CID : _AT + SQE_CID + 2], "little")
-        if cid in self._open:
+        if cid in self._open and cid not in self._events:
             raise Violation(f"command id {cid} is in use", Fatal.HEADER_FIELD, _AT + SQE_CID)
         if len(self._open) >= self.depth:
             raise Violation(f"command {self.depth + 1} on a queue of {self.depth}")
@@ -277,6 +284,11 @@ class TargetQueue:
         self._capsule_data = None
         if self._flow_control:
             self._head = (self._head + 1) % self.depth
+        if command.cid in self._events:
+            self._events.discard(command.cid)
+            self.superseded.append(command.cid)
+        if command.opcode == Admin.ASYNC_EVENT and not self.qid:
+            self._events.add(command.cid)
         self._open[command.cid] = command.sgl_bytes
         self.commands.append((command, data, intact))
 

@@ -24,7 +24,7 @@ from tests.reference.nvme_pdus import (
 from hyades.common.errors import UsageError
 from hyades.common.nvme import commands
 from hyades.common.nvme.host import State
-from hyades.common.nvme.layout import Opcode
+from hyades.common.nvme.layout import Admin, Opcode
 from hyades.common.nvme.pdu import Violation, feed
 
 
@@ -181,3 +181,27 @@ def test_a_target_is_idle_between_pdus_only():
     assert not target.idle
     target.complete(1)
     assert target.idle
+
+
+def test_a_command_may_take_the_id_of_an_event_request_that_is_out():
+    # SPDK forgets its requests when it detaches, and uses their ids again.
+    _, target = joined()
+    feed(target, pdu(COMMAND, sqe(Admin.ASYNC_EVENT, 3)))
+    feed(target, pdu(COMMAND, sqe(Admin.KEEP_ALIVE, 3)))
+    assert [c.opcode for c, _, _ in target.commands] == [Admin.ASYNC_EVENT, Admin.KEEP_ALIVE]
+    assert target.superseded == [3]
+    assert target.outstanding == 1
+    with pytest.raises(Violation, match="command id 3 is in use"):
+        feed(target, pdu(COMMAND, sqe(Admin.KEEP_ALIVE, 3)))
+
+
+def test_an_event_request_that_was_answered_is_nothing_special():
+    _, target = joined()
+    feed(target, pdu(COMMAND, sqe(Admin.ASYNC_EVENT, 3)))
+    target.complete(3, 7)
+    feed(target, pdu(COMMAND, sqe(Admin.KEEP_ALIVE, 3)))
+    assert target.superseded == []
+    target.configure(1, 8, flow_control=False)  # 0x0C is no event request on an I/O queue
+    feed(target, pdu(COMMAND, sqe(Admin.ASYNC_EVENT, 4)))
+    with pytest.raises(Violation, match="command id 4 is in use"):
+        feed(target, pdu(COMMAND, sqe(Admin.KEEP_ALIVE, 4)))

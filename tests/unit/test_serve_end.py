@@ -86,6 +86,13 @@ def test_without_the_key_nobody_gets_in(serve):
     assert host.io.read(0, 1)[0] == 0
 
 
+@pytest.mark.parametrize("names", [(HOST + "2", NQN), (HOST, NQN + "2")])
+def test_a_key_holds_for_the_names_of_its_handshake_alone(serve, names):
+    server = serve(keys=Keyring([KEY]))
+    with pytest.raises(UsageError, match="list of allowed hosts"):
+        Host(server.addresses[0], wrap=lambda sock: wrap_client(sock, KEY, *names))
+
+
 def test_a_stop_finishes_what_is_in_flight(serve, path):
     server = serve()
     host = Host(server.addresses[0], depth=8)
