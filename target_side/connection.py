@@ -13,7 +13,6 @@ Rules:
 Must stay in sync: executor.py starts and ends the commands.
 """
 
-import os
 import select
 import socket
 import ssl
@@ -31,6 +30,7 @@ from hyades.target_side.events import Accepted, Closed, Refused
 from hyades.target_side.executor import Executor
 from hyades.target_side.output import Output
 from hyades.target_side.service import Service
+from hyades.target_side.waker import Waker
 
 _RECEIVES = 64  # at most in one turn
 _TRICKLE = 1024  # bytes a second, the least that counts as moving
@@ -43,7 +43,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket, peer: str, service: Service) -> None:
         limits = service.limits
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waker = Waker()
         self.sock: socket.socket = sock
         self.peer, self.service = peer, service
         self.local = str(sock.getsockname()[0])
@@ -84,7 +84,7 @@ class Connection:
         """Let go of the socket of a connection that never ran."""
         self.service.totals.close(self.counters)
         self.sock.close()
-        os.close(self._wake_fd)
+        self._waker.close()
 
     def cut(self, reason: str) -> None:
         """End the connection soon, whatever is in flight."""
@@ -98,8 +98,7 @@ class Connection:
 
     def wake(self) -> None:
         """Make a waiting connection look around."""
-        with suppress(OSError):  # it has ended meanwhile
-            os.eventfd_write(self._wake_fd, 1)
+        self._waker.wake()
 
     def joined(self, controller: Controller) -> None:
         """Report that this connection is a queue now."""
@@ -131,7 +130,7 @@ class Connection:
 
     def _serve(self) -> str:
         self.sock.setblocking(False)
-        self._poll.register(self._wake_fd, select.POLLIN)
+        self._poll.register(self._waker.fd, select.POLLIN)
         self._poll.register(self.sock.fileno(), select.POLLIN)
         if self.service.keys is not None:
             self._shake_hands()
@@ -172,9 +171,8 @@ class Connection:
         events = select.POLLIN | (select.POLLOUT if blocked else 0)
         self._poll.modify(self.sock.fileno(), events)
         for fd, _ in self._poll.poll(_TICK * 1000):
-            if fd == self._wake_fd:
-                with suppress(BlockingIOError):
-                    os.eventfd_read(fd)
+            if fd == self._waker.fd:
+                self._waker.clear()
         now = time.monotonic()
         if self.controller is None and now - self.born > self.service.limits.handshake:
             raise PeerError(f"not connected after {self.service.limits.handshake:g} s")
@@ -225,7 +223,7 @@ class Connection:
         self.executor.abandon()
         self.output.abandon()
         self.sock.close()
-        os.close(self._wake_fd)
+        self._waker.close()
         service.totals.close(self.counters)
         if controller is None:
             self.refused(reason)

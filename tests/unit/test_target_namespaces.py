@@ -13,6 +13,7 @@ from hyades.target_side import namespaces as module
 from hyades.target_side.faulty import Faults, FaultyNamespace, parse_fault
 from hyades.target_side.namespaces import FileNamespace, MemoryNamespace
 from hyades.target_side.pool import BufferPool
+from hyades.target_side.waker import Waker
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -200,6 +201,24 @@ def test_the_pool_is_sound_under_threads():
         thread.join()
     assert wrong == []
     assert (pool.lent, pool.waiting) == (0, 0)
+
+
+def test_a_closed_waker_writes_nowhere(tmp_path):
+    waker = Waker()
+    number = waker.fd
+    waker.wake()
+    waker.wake()
+    assert os.eventfd_read(number) == 2
+    waker.clear()  # nothing is there: no matter
+    waker.close()
+    victim = os.open(tmp_path / "victim", os.O_RDWR | os.O_CREAT)
+    os.dup2(victim, number)  # the number is a file's now
+    waker.wake()
+    waker.close()
+    assert os.fstat(victim).st_size == 0
+    os.close(victim)
+    if number != victim:
+        os.close(number)
 
 
 @pytest.mark.parametrize(
