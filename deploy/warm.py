@@ -12,6 +12,8 @@ from hyades.gpu_side.warm import compile_kernels
 from hyades.proxy.arena import allocate_arena
 from hyades.proxy.proxy import Proxy
 from hyades.proxy.registry import open_transport
+from hyades.proxy.stripes import map_members
+from hyades.proxy.transports.nvme_url import with_patience
 
 
 @contextmanager
@@ -20,7 +22,7 @@ def warmed_up(url: str, progress: Callable[[str, int, int, str], None] | None) -
     if progress is not None:
         progress("kernels (compiled once)", 0, 1, "step")
     compile_kernels()
-    device = open_transport(url, writable=False)
+    device = open_transport(map_members(url, with_patience), writable=False)
     ready = np.zeros(2, np.int64)
     arena = allocate_arena(BLOCK, shared=device.limits.shared_arena)
     proxy = Proxy(Ring.create(2), ready, arena, [device])
