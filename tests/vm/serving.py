@@ -54,7 +54,7 @@ class Serve:
         self.port = self.addresses()[0].port
 
     def kill(self) -> None:
-        """End the target with SIGKILL."""
+        """End the target with SIGKILL; it may have ended before."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()

@@ -258,10 +258,14 @@ def test_a_cut_link_is_restored(linux: Linux, target: Target) -> None:
 
 
 def test_a_target_that_stops_lets_hosts_end_what_is_in_flight(linux: Linux, tmp_path: Path) -> None:
-    serve = Serve(tmp_path, "mem:8MiB", nqn=NQN)
-    serve.start()
-    linux.connect(serve.address, NQN, "--ctrl-loss-tmo=0")
-    job = linux.machine.start(f"dd if=/dev/zero of={linux.device(NQN)} bs=64k oflag=direct")
-    assert serve.stop() == 0
-    job.wait(check=False)
-    assert "Traceback" not in serve.log.read_text()
+    with Serve(tmp_path, "mem:8MiB", nqn=NQN) as serve:
+        linux.connect(serve.address, NQN, "--ctrl-loss-tmo=0")
+        device = linux.device(NQN)
+        # Once the device is gone, its name must not become a file.
+        write = f"dd if=/dev/zero of={device} bs=64k oflag=direct conv=nocreat count=128"
+        job = linux.machine.start(f"while {write}; do echo >> /dev/shm/rounds; done")
+        linux.machine.run("until [[ -s /dev/shm/rounds ]]; do sleep 0.1; done")
+        assert job.running()
+        assert serve.stop() == 0
+        job.wait(check=False)
+        assert "Traceback" not in serve.log.read_text()
