@@ -76,8 +76,16 @@ def traffic_by_volume(proxy: Proxy, urls: Sequence[str]) -> list[VolumeTraffic]:
 
 
 def _resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
+    """Return the bytes of memory that this process holds, without pages of mapped files.
+
+    Those are code of Python, torch and others, which comes in as it is first used and which the
+    kernel drops when it wants to.
+    """
+    held = 0
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(("RssAnon:", "RssShmem:")):
+            held += int(line.split()[1]) * 1024
+    return held
 
 
 class MemoryWatch:
