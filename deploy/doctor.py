@@ -177,7 +177,7 @@ def _disk(machine: Surroundings) -> Iterator[Check]:
                 needed_for="many reads in flight from one thread",
                 fix="sudo sysctl kernel.io_uring_disabled=0, or allow io_uring in the container",
             )
-        elif probe.problem and not probe.scheme.startswith("spdk+"):  # see _spdk
+        elif probe.problem and not probe.scheme.startswith(("spdk+", "nvme+rdma")):  # see _fabrics
             yield Check(
                 name=f"{probe.scheme}://",
                 status="missing",
@@ -218,16 +218,17 @@ def _fabrics(machine: Surroundings) -> Iterator[Check]:
         name="RDMA device",
         status="ok" if devices else "missing",
         detail=", ".join(devices) or "none in /sys/class/infiniband",
-        needed_for="nvme+rdma:// (later versions)",
-        fix="an RDMA adapter, or: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0",
+        needed_for="nvme+rdma:// and hyades serve --listen rdma:...",
+        fix="an RDMA adapter, or: modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe"
+        " netdev eth0",
     )
     verbs = machine.module("pyverbs")
     yield Check(
         name="pyverbs",
         status="ok" if verbs else "missing",
         detail="found" if verbs else "not installed",
-        needed_for="nvme+rdma:// (later versions)",
-        fix="apt-get install python3-pyverbs",
+        needed_for="nvme+rdma:// and hyades serve --listen rdma:...",
+        fix="apt-get install python3-pyverbs rdma-core",
     )
     yield _spdk(machine)
     yield _package(machine, "spdk", "provisioning an SPDK target over JSON-RPC",

@@ -7,7 +7,7 @@ that names the flag or key.
 import ipaddress
 import socket
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from hyades.target_side.server import Address, Server, cache_epoch
 from hyades.target_side.subsystem import Subsystem
 
 DEFAULT_PORT = 4420
+_RDMA = "rdma:"  # before an address
 _EMBEDDED_ONLY = (
     "create", "read_only", "block_size", "tls_psk", "advertise", "metrics", "fault", "log",
     "max_transfer", "in_capsule", "max_data_pdu", "buffers", "connections", "queues", "depth",
@@ -106,8 +107,12 @@ def _convert(found: Mapping[str, Any], where: str) -> Settings:
 
 def build_server(settings: Settings, sink: Sink) -> Server:
     """Return the embedded target, not started; its namespaces are open and locked."""
-    listen = [parse_address(text) for text in settings.listen]
-    _check_exposure(settings, listen)
+    tcp, rdma = split_addresses(settings.listen)
+    _check_exposure(settings, tcp + rdma)
+    if rdma and settings.tls_psk:
+        raise UsageError(
+            "--tls-psk is for TCP: RDMA has no TLS, and would be open to whoever has no key"
+        )
     limits = _limits(settings)
     keys = Keyring([load_psk(path) for path in settings.tls_psk]) if settings.tls_psk else None
     if keys is not None:
@@ -124,13 +129,14 @@ def build_server(settings: Settings, sink: Sink) -> Server:
         subsystem = Subsystem(settings.nqn, namespaces, hosts, epoch=epoch)
         return Server(
             [subsystem],
-            listen,
+            tcp,
             limits=limits,
             sink=sink,
             keys=keys,
             advertise=settings.advertise,
             firmware=__version__,
             faults=faults,
+            rdma=rdma,
         )
     except BaseException:
         for namespace in namespaces.values():
@@ -140,7 +146,13 @@ def build_server(settings: Settings, sink: Sink) -> Server:
 
 def check_external(settings: Settings) -> None:
     """Raise UsageError for settings that only the embedded target has."""
-    _check_exposure(settings, [parse_address(text) for text in settings.listen])
+    tcp, rdma = split_addresses(settings.listen)
+    if rdma:
+        raise UsageError(
+            f"--listen rdma: is for --backend embedded: let the {settings.backend} target listen"
+            " there itself"
+        )
+    _check_exposure(settings, tcp)
     defaults, mine = Settings(), msgspec.structs.asdict(settings)
     for name in _EMBEDDED_ONLY:
         if mine[name] != getattr(defaults, name):
@@ -185,6 +197,13 @@ def open_namespace(text: str, settings: Settings) -> Namespace:
 
 def _create(settings: Settings) -> int:
     return parse_size(settings.create) if settings.create else 0
+
+
+def split_addresses(texts: Sequence[str]) -> tuple[list[Address], list[Address]]:
+    """Return where to listen over TCP, and (``rdma:host:port``) over RDMA."""
+    rdma = [text for text in texts if text.startswith(_RDMA)]
+    tcp = [parse_address(text) for text in texts if text not in rdma]
+    return tcp, [parse_address(text.removeprefix(_RDMA)) for text in rdma]
 
 
 def parse_address(text: str) -> Address:

@@ -41,7 +41,7 @@ _SWITCH_INTERVAL = 0.0005  # seconds; a connection's thread runs for microsecond
     "-l",
     multiple=True,
     metavar="HOST:PORT",
-    help="Where to listen, repeatable; port 0: any that is free. [127.0.0.1:4420]",
+    help="Where, repeatable; rdma:HOST:PORT over RDMA; port 0: any that is free. [127.0.0.1:4420]",
 )
 @click.option("--create", metavar="SIZE", help="Make files that do not exist, sparse, SIZE long.")
 @click.option("--read-only", is_flag=True, default=None, help="Refuse writes to all namespaces.")
@@ -88,9 +88,9 @@ _SWITCH_INTERVAL = 0.0005  # seconds; a connection's thread runs for microsecond
 @click.option("--stall", type=float, help="Seconds after which a stuck host is cut. [30]")
 @click.option("--grace", type=float, help="Seconds that a stop waits for commands. [10]")
 def command(config: Path | None, block_size: str | None, dry_run: bool, **flags: Any) -> None:
-    """Serve volumes, files and devices to NVMe hosts over TCP.
+    """Serve volumes, files and devices to NVMe hosts over TCP and RDMA.
 
-    Any NVMe/TCP host can connect: Hyades on another machine, Linux (nvme connect), SPDK.  It
+    Any NVMe/TCP or NVMe/RDMA host can connect: Hyades elsewhere, Linux (nvme connect), SPDK.  It
     listens on this machine only unless --listen says otherwise.  Ctrl-C and SIGTERM let commands in
     flight end; a second signal does not wait.
 
@@ -202,7 +202,9 @@ def _ready_file(name: str, server: Server) -> Iterator[None]:
         return
     path = Path(name)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text("".join(f"{format_address(a)}\n" for a in server.addresses))
+    lines = [format_address(a) for a in server.addresses]
+    lines += [f"rdma:{format_address(a)}" for a in server.rdma_addresses]
+    temporary.write_text("".join(f"{line}\n" for line in lines))
     temporary.replace(path)
     try:
         yield
