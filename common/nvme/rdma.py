@@ -41,7 +41,7 @@ class Reject(IntEnum):
 class Rejected(PeerError):  # noqa: N818 - the name states the fact
     """A connection that was, or is to be, rejected with *status*."""
 
-    def __init__(self, text: str, status: int) -> None:
+    def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
         self.status = status
 

@@ -48,6 +48,7 @@ class Status(IntEnum):
 
     SUCCESS = 0
     LOCAL_LENGTH = 1
+    LOCAL_OPERATION = 2
     LOCAL_PROTECTION = 4
     FLUSHED = 5
     REMOTE_INVALID_REQUEST = 9
@@ -59,6 +60,7 @@ class Status(IntEnum):
 
 _MEANINGS = {
     Status.LOCAL_LENGTH: "a message was longer than its receive",
+    Status.LOCAL_OPERATION: "this queue pair could not do what it was to do",
     Status.LOCAL_PROTECTION: "memory of this side is not registered",
     Status.FLUSHED: "the connection ended",
     Status.REMOTE_INVALID_REQUEST: "the peer did not accept the request",
@@ -165,6 +167,8 @@ class Endpoint:
 
     def post(self, sends: Sequence[Send]) -> None:
         """Post *sends*, at most `ring.room`; Broken where the queue pair takes none any more."""
+        if self.closed:
+            raise Broken("the connection is closed")
         length = len(self._chain)
         for at in range(0, len(sends), length):
             batch = sends[at : at + length]
@@ -201,6 +205,8 @@ class Endpoint:
 
         Return whether there was something.
         """
+        if self.closed:
+            raise Broken("the connection is closed")
         if self._armed and self._poll.poll(0):
             self._channel.get_cq_event(self._queue)
             self._queue.ack_events(1)

@@ -65,6 +65,8 @@ class RdmaWire(Wire):
 
     def send(self) -> None:
         """Post what the queue has to send, as far as there is room."""
+        if self.closed:
+            raise Gone("the connection is closed")
         waiting, ring = self._waiting, self.endpoint.ring
         waiting.extend(self._rdma.take_output())
         self.bytes_sent = self._rdma.bytes_out
@@ -79,6 +81,8 @@ class RdmaWire(Wire):
     def receive(self, now: float, most: int = 64) -> bool:
         """Take what has arrived; return whether anything did."""
         del most
+        if self.closed:
+            raise Gone("the connection is closed")
 
         def take(slot: int, nbytes: int) -> None:
             self._rdma.received(bytes(self.endpoint.message(slot, nbytes)), now)
