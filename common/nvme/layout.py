@@ -115,6 +115,13 @@ class LogPage(IntEnum):
     DISCOVERY = 0x70
 
 
+class Vendor(IntEnum):
+    """Vendor-specific admin commands; bits 0 and 1 say which way data goes.  See vendor.py."""
+
+    DELETE_VIEW = 0xC0
+    CREATE_VIEW = 0xC1
+
+
 class Sgl(IntEnum):
     """Byte 15 of an SGL descriptor: type and subtype."""
 
@@ -134,6 +141,10 @@ SGL_DESCRIPTOR = Struct("<QI3xB")  # address or offset, length, type
 CONNECT_TAIL = Struct("<HHHBxI")  # SQE 40: recfmt, qid, sqsize (0-based), cattr, kato in ms
 CONNECT_HEAD = Struct("<16sH238x")  # of the 1024 bytes of data: host id, controller id
 PROPERTY_TAIL = Struct("<B3xIQ")  # SQE 40: attrib (size), offset, value
+
+# Before a request for a view: magic, version, bytes of JSON, bytes of weights, CRC32C of the whole
+# with 0 in its place; the JSON follows, zeros up to a multiple of 4, and the weights.
+VIEW_REQUEST = Struct("<8s4I")
 
 HEADER_BYTES = 24  # of every PDU but ICReq, ICResp (128) and CapsuleCmd (72)
 IC_BYTES = 128
@@ -161,3 +172,4 @@ assert SGL_DESCRIPTOR.size == 16
 assert CONNECT_TAIL.size == 12
 assert CONNECT_HEAD.size == 256
 assert PROPERTY_TAIL.size == 16
+assert VIEW_REQUEST.size == 24

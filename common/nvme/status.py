@@ -28,6 +28,7 @@ class StatusCode(IntEnum):
     INVALID_SGL_SEGMENT = 0x00D
     SGL_LENGTH_INVALID = 0x00F
     SGL_TYPE_INVALID = 0x011
+    OPERATION_DENIED = 0x015
     INVALID_OFFSET = 0x016
     KEEP_ALIVE_INVALID = 0x01A
     WRITE_PROTECTED = 0x020
@@ -40,6 +41,8 @@ class StatusCode(IntEnum):
     INVALID_LOG_PAGE = 0x109
     FEATURE_NOT_SAVEABLE = 0x10D
     FEATURE_NOT_CHANGEABLE = 0x10E
+    NAMESPACE_NO_CAPACITY = 0x115
+    NAMESPACE_NO_IDENTIFIER = 0x116  # too many
     CONNECT_INCOMPATIBLE = 0x180
     CONNECT_BUSY = 0x181
     CONNECT_INVALID = 0x182  # result: where the bad parameter stands
@@ -55,9 +58,12 @@ _TRANSPORT = {
     StatusCode.INVALID_OPCODE: Status.INVALID,
     StatusCode.INVALID_FIELD: Status.INVALID,
     StatusCode.INVALID_NAMESPACE: Status.INVALID,
+    StatusCode.OPERATION_DENIED: Status.INVALID,
     StatusCode.WRITE_PROTECTED: Status.INVALID,
     StatusCode.LBA_OUT_OF_RANGE: Status.INVALID,
     StatusCode.CAPACITY_EXCEEDED: Status.NO_SPACE,
+    StatusCode.NAMESPACE_NO_CAPACITY: Status.NO_SPACE,
+    StatusCode.NAMESPACE_NO_IDENTIFIER: Status.NO_SPACE,
 }
 # The connection or controller went away under the command: it may be sent again on another path.
 _PATH_LOST = {StatusCode.ABORTED, StatusCode.ABORTED_QUEUE_DELETED}
