@@ -228,7 +228,7 @@ def _fabrics(machine: Surroundings) -> Iterator[Check]:
         status="ok" if verbs else "missing",
         detail="found" if verbs else "not installed",
         needed_for="nvme+rdma:// and hyades serve --listen rdma:...",
-        fix="apt-get install python3-pyverbs rdma-core",
+        fix="apt-get install python3-pyverbs ibverbs-providers rdma-core",
     )
     yield _spdk(machine)
     yield _package(machine, "spdk", "provisioning an SPDK target over JSON-RPC",

@@ -11,7 +11,6 @@ Rules:
 Must stay in sync: executor.py starts and ends the commands.
 """
 
-import os
 import select
 import time
 from contextlib import suppress
@@ -27,6 +26,7 @@ from hyades.target_side.events import Accepted, Closed, Refused
 from hyades.target_side.executor import Executor
 from hyades.target_side.rdma_output import RdmaOutput
 from hyades.target_side.service import Service
+from hyades.target_side.waker import Waker
 
 _TICK = 1.0  # seconds between looks at the deadlines
 _FAREWELL = 1.0  # seconds that the host has to take the last answers
@@ -52,10 +52,10 @@ class RdmaConnection:
         self.draining = False
         self.ended = False
         self._cut = ""
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waker = Waker()
         self.executor = Executor(self)
         self._poll = select.poll()
-        self._poll.register(self._wake_fd, select.POLLIN)
+        self._poll.register(self._waker.fd, select.POLLIN)
         self._poll.register(endpoint.fd, select.POLLIN)
 
     def run(self) -> None:
@@ -85,8 +85,7 @@ class RdmaConnection:
 
     def wake(self) -> None:
         """Make a waiting connection look around."""
-        with suppress(OSError):  # it has ended meanwhile
-            os.eventfd_write(self._wake_fd, 1)
+        self._waker.wake()
 
     def joined(self, controller: Controller) -> None:
         """Report that this connection is a queue now."""
@@ -139,9 +138,8 @@ class RdmaConnection:
         if self.endpoint.arm():
             return
         for fd, _ in self._poll.poll(_TICK * 1000):
-            if fd == self._wake_fd:
-                with suppress(BlockingIOError):
-                    os.eventfd_read(fd)
+            if fd == self._waker.fd:
+                self._waker.clear()
         now = time.monotonic()
         if self.controller is None and now - self.born > self.service.limits.handshake:
             raise PeerError(f"not connected after {self.service.limits.handshake:g} s")
@@ -176,7 +174,7 @@ class RdmaConnection:
         left = self.endpoint.close()
         self.executor.abandon()
         self.output.abandon(left)
-        os.close(self._wake_fd)
+        self._waker.close()
         self.service.totals.close(self.counters)
         self.ended = True
 

@@ -9,7 +9,6 @@ Rules:
 """
 
 import contextlib
-import os
 import select
 import threading
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from hyades.common.rdma.library import probe
 from hyades.target_side.rdma_connection import RdmaConnection
 from hyades.target_side.rdma_output import RegisteredPool
 from hyades.target_side.service import Service
+from hyades.target_side.waker import Waker
 
 MAX_TRANSFER = 8 << 20  # the largest power of two that a keyed descriptor can name
 _GONE = {
@@ -56,32 +56,27 @@ class RdmaListener:
         self._services: dict[str, Service] = {}  # by device
         self._connections: dict[int, RdmaConnection] = {}  # by identifier
         self._stopping = False
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._channel, self._identifier = self._listen()
+        self._waker = Waker()
         self.address = (self.address[0], self._identifier.local[1])
         self.thread = threading.Thread(target=self._run, name="hyades-rdma-cm", daemon=True)
 
     def stop(self) -> None:
         """Take no more connections; `close` comes when the last one is over."""
         self._stopping = True
-        self._wake()
-
-    def over(self, connection: RdmaConnection) -> None:
-        """Hear that a connection is over (any thread)."""
-        del connection
-        self._wake()
+        self._waker.wake()
 
     def close(self) -> None:
         """Free everything; every connection is over."""
         self._stopping = True
-        self._wake()
+        self._waker.wake()
         if self.thread.ident is not None:
             self.thread.join(5)
         self._sweep()
         self._identifier.close()
         self._channel.close()
         self._devices.close()
-        os.close(self._wake_fd)
+        self._waker.close()
 
     # -- the thread
 
@@ -90,12 +85,16 @@ class RdmaListener:
         problem = probe()
         if problem is not None:
             raise BackendMissing(f"cannot listen on rdma:{host}:{port}: {problem}")
+        channel = identifier = None
         try:
             channel = Channel()
             identifier = Identifier(channel)
             identifier.bind(socket_address(host or "0.0.0.0", port))
             identifier.listen()
         except OSError as error:
+            for part in (identifier, channel):
+                if part is not None:
+                    part.close()
             raise UsageError(
                 f"cannot listen on rdma:{host}:{port}: {error.strerror}; the address must be that"
                 " of a network device with an RDMA device (rdma link)"
@@ -105,7 +104,7 @@ class RdmaListener:
     def _run(self) -> None:
         poll = select.poll()
         poll.register(self._channel.fd, select.POLLIN)
-        poll.register(self._wake_fd, select.POLLIN)
+        poll.register(self._waker.fd, select.POLLIN)
         while True:
             while (event := self._channel.take()) is not None:
                 self._handle(event)
@@ -113,9 +112,8 @@ class RdmaListener:
             if self._stopping and not self._connections:
                 return
             for fd, _ in poll.poll(1000):
-                if fd == self._wake_fd:
-                    with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(fd)
+                if fd == self._waker.fd:
+                    self._waker.clear()
 
     def _handle(self, event: Event) -> None:
         if event.kind == Kind.CONNECT_REQUEST:
@@ -192,7 +190,3 @@ class RdmaListener:
             if connection.ended:
                 del self._connections[key]
                 connection.identifier.close()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake_fd, 1)

@@ -9,6 +9,7 @@ Any thread may call.
 """
 
 import ctypes
+import os
 import threading
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from hyades.common.errors import UsageError
+from hyades.common.errors import BackendMissing, UsageError
+from hyades.common.rdma import gpu
 from hyades.common.rdma.library import failures, verbs
 
 _MAX_READS = 16  # RDMA READs that a connection has out
@@ -68,18 +70,33 @@ class Device:
         start, nbytes = address_of(memory), memory.nbytes
         return self._keep(start, self._plain(start, nbytes, remote=remote), start, nbytes)
 
-    def register_gpu(self, start: int, nbytes: int, dmabuf: int, offset: int) -> Region:
-        """Register GPU memory at *start* by the descriptor of its dma-buf, else by its address.
+    def register_gpu(self, pointer: int, nbytes: int) -> Region:
+        """Register GPU memory, for the peer too: by its dma-buf, else by its address.
 
-        The second way needs the nvidia-peermem module.
+        The second way needs the nvidia-peermem module; UsageError has both reasons.
         """
         library = verbs()
-        flags = _access(library.enums, remote=True)
         try:
-            handle = library.mr.DmaBufMR(self.domain, nbytes, flags, dmabuf=dmabuf, offset=offset)
-        except failures():  # no dma-buf in this kernel or driver
-            return self._keep(start, self._plain(start, nbytes, remote=True), start, nbytes)
-        return self._keep(start, handle, offset, nbytes)
+            fd, offset = gpu.export(pointer, nbytes)
+        except BackendMissing as missing:
+            reason = str(missing)
+        else:
+            try:
+                flags = _access(library.enums, remote=True)
+                handle = library.mr.DmaBufMR(self.domain, nbytes, flags, dmabuf=fd, offset=offset)
+                return self._keep(pointer, handle, offset, nbytes)
+            except failures() as error:
+                reason = f"its dma-buf cannot be registered ({error})"
+            finally:
+                os.close(fd)
+        try:
+            handle = self._plain(pointer, nbytes, remote=True)
+        except UsageError as error:
+            raise UsageError(
+                f"GPU memory: {reason}; and by its address, for which modprobe nvidia-peermem,"
+                f" {error}"
+            ) from error
+        return self._keep(pointer, handle, pointer, nbytes)
 
     def forget(self, region: Region) -> None:
         """Close a region."""

@@ -19,7 +19,7 @@ _DEBIAN = "/usr/lib/python3/dist-packages"
 _DEVICES = Path("/sys/class/infiniband")
 _MANAGER = Path("/dev/infiniband/rdma_cm")
 _MODULES = ("addr", "cq", "device", "enums", "mr", "pd", "pyverbs_error", "qp", "wr")
-_INSTALL = "apt-get install python3-pyverbs rdma-core"
+_INSTALL = "apt-get install python3-pyverbs ibverbs-providers rdma-core"
 _SOFT = "modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe netdev eth0"
 
 

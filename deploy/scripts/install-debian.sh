@@ -9,7 +9,7 @@ set -euo pipefail
 
 declare -A packages=(
   [test]="make gcc libc6-dev"
-  [vm]="qemu-system-x86 busybox-static kmod nvme-cli fio"
+  [vm]="qemu-system-x86 busybox-static kmod nvme-cli fio python3-pyverbs ibverbs-providers rdma-core iproute2"
   [bench]="fio g++ python3-dev"
 )
 
