@@ -26,7 +26,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from hyades.common.errors import PeerError
+from hyades.common.errors import PeerError, UsageError
 from hyades.common.nvme.rdma_sends import SendRing
 from hyades.common.rdma.cm import Attributes, Identifier
 from hyades.common.rdma.device import Device, Region
@@ -106,8 +106,7 @@ class Endpoint:
     """See the module."""
 
     def __init__(self, device: Device, *, sends: int, receives: int, receive_bytes: int) -> None:
-        """Make a queue pair with room for *sends* and *receives* work requests."""
-        library = verbs()
+        """Make a queue pair with room for *sends* and *receives*; UsageError where it has none."""
         self.device = device
         self.ring = SendRing(sends, min(_SIGNAL_EVERY, sends))
         self.receive_bytes = receive_bytes
@@ -117,10 +116,34 @@ class Endpoint:
         self._armed = False
         self._messages = memoryview(mmap.mmap(-1, max(receives * receive_bytes, 4096)))
         self._region: Region = device.register(self._messages, remote=False)
+        enums = verbs().enums
+        self._opcodes = (
+            int(enums.IBV_WR_SEND), int(enums.IBV_WR_SEND_WITH_INV), int(enums.IBV_WR_RDMA_WRITE),
+            int(enums.IBV_WR_RDMA_READ),
+        )  # fmt: skip
+        self._signaled = int(enums.IBV_SEND_SIGNALED)
+        self._parts: list[Any] = []  # of pyverbs, in the order in which they are made
+        try:
+            self._make(sends, receives)
+        except BaseException as error:
+            self._free()
+            if isinstance(error, failures()):
+                raise UsageError(
+                    f"RDMA device {device.name}: no queue pair with {sends} sends and {receives}"
+                    f" receives ({error}): use fewer queues or a smaller depth"
+                ) from error
+            raise
+        self._receives = [self._receive_request(slot) for slot in range(receives)]
+        self._chain = _make_chain(min(_CHAIN, sends))
+
+    def _make(self, sends: int, receives: int) -> None:
+        library, device = verbs(), self.device
         self._channel, self.fd = _make_channel(device)
+        self._parts.append(self._channel)
         self._poll = select.poll()
         self._poll.register(self.fd, select.POLLIN)
         self._queue = library.cq.CQ(device.context, sends + receives, None, self._channel, 0)
+        self._parts.append(self._queue)
         room = library.qp.QPCap(max_send_wr=sends, max_recv_wr=receives)
         self._pair = library.qp.QP(
             device.domain,
@@ -129,14 +152,12 @@ class Endpoint:
                 sq_sig_all=0,
             ),
         )  # fmt: skip
-        self._receives = [self._receive_request(slot) for slot in range(receives)]
-        self._chain = _make_chain(min(_CHAIN, sends))
-        enums = library.enums
-        self._opcodes = (
-            int(enums.IBV_WR_SEND), int(enums.IBV_WR_SEND_WITH_INV), int(enums.IBV_WR_RDMA_WRITE),
-            int(enums.IBV_WR_RDMA_READ),
-        )  # fmt: skip
-        self._signaled = int(enums.IBV_SEND_SIGNALED)
+        self._parts.append(self._pair)
+
+    def _free(self) -> None:
+        while self._parts:  # the queue pair first: from then on the device touches no memory for it
+            self._parts.pop().close()
+        self.device.forget(self._region)
 
     @property
     def number(self) -> int:
@@ -160,7 +181,10 @@ class Endpoint:
             if state == enums.IBV_QPS_INIT:
                 raw.qp_access_flags = access
                 mask |= int(enums.IBV_QP_ACCESS_FLAGS)
-            self._pair.modify(_translate(raw, mask), mask)
+            try:
+                self._pair.modify(_translate(raw, mask), mask)
+            except failures() as error:
+                raise Broken(f"the queue pair cannot be connected: {error}") from error
             if state == enums.IBV_QPS_INIT:
                 for slot in range(len(self._receives)):
                     self.post_receive(slot)
@@ -240,14 +264,11 @@ class Endpoint:
         if self.closed:
             return []
         self.closed = True
-        self._pair.close()  # from here on the device touches no memory for it
-        self._queue.close()
-        self._channel.close()
+        self._free()
         for element, _ in self._chain:
             element.close()
         for request in self._receives:
             request.close()
-        self.device.forget(self._region)
         left = [attached for attached in self._attached if attached is not None]
         self._attached, self._ready = [], []
         return left

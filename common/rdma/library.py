@@ -18,7 +18,7 @@ from hyades.common.errors import BackendMissing
 _DEBIAN = "/usr/lib/python3/dist-packages"
 _DEVICES = Path("/sys/class/infiniband")
 _MANAGER = Path("/dev/infiniband/rdma_cm")
-_MODULES = ("addr", "cq", "device", "enums", "mr", "pd", "pyverbs_error", "qp", "wr")
+_MODULES = ("addr", "cq", "device", "enums", "fork", "mr", "pd", "pyverbs_error", "qp", "wr")
 _INSTALL = "apt-get install python3-pyverbs ibverbs-providers rdma-core"
 _SOFT = "modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe netdev eth0"
 
@@ -27,10 +27,13 @@ _SOFT = "modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe netdev eth
 def verbs() -> Any:
     """Return the modules of pyverbs as attributes (`verbs().qp.QP`); BackendMissing."""
     try:
-        found = {name: _import(f"pyverbs.{name}") for name in _MODULES}
+        found = SimpleNamespace(**{name: _import(f"pyverbs.{name}") for name in _MODULES})
     except ImportError as error:
         raise BackendMissing(f"pyverbs cannot be imported ({error}): {_INSTALL}") from error
-    return SimpleNamespace(**found)
+    # Before Linux 5.12 a fork parts this process from the pages that a device knows, unless
+    # libibverbs keeps them from the child.  Elsewhere this does nothing.
+    found.fork.fork_init()
+    return found
 
 
 def failures() -> tuple[type[Exception], ...]:
