@@ -1,5 +1,6 @@
 """Linux and Hyades over RDMA in the guest, both ways: nvme-rdma and nvmet-rdma of the kernel."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,14 +88,13 @@ class Target:
         ready, log = "/dev/shm/ready", "/dev/shm/log"
         words = f"{NQN} {self.path} {rdma.HOST} {rdma.PORT} {ready}"
         self.job = self.machine.start(
-            f"rm -f {ready}; echo $$ > /dev/shm/pid;"
-            f" exec {sys.executable} {self.script} {words} 2>> {log}", timeout=390,
+            f"rm -f {ready}; exec {sys.executable} {self.script} {words} 2>> {log}", timeout=390,
         )  # fmt: skip
         self.machine.run(f"until [ -e {ready} ]; do sleep 0.1; done", timeout=100)
 
-    def stop(self, signal: str) -> int:
-        """End it and return its exit code."""
-        self.machine.run(f"kill -{signal} $(cat /dev/shm/pid)")
+    def stop(self, number: int) -> int:
+        """End it by a signal and return its exit code."""
+        self.job.signal(number)
         return self.job.wait(check=False).code
 
     def log(self) -> str:
@@ -109,8 +109,7 @@ def target(guest: Guest) -> Iterator[Target]:
     rdma.prepare(machine)
     found = Target(machine)
     yield found
-    found.job.kill()
-    found.job.wait(check=False)
+    found.stop(signal.SIGKILL)
 
 
 @pytest.fixture
@@ -162,7 +161,7 @@ def test_a_killed_target_comes_back(connected: Linux, target: Target) -> None:
     """What Linux writes while the target is away is written when it is back."""
     device = connected.device(NQN)
     target.machine.run("dmesg --clear; head -c 1M /dev/urandom > /dev/shm/data")
-    assert target.stop("KILL") == -9
+    assert target.stop(signal.SIGKILL) == -9
     write = target.machine.start(
         f"dd if=/dev/shm/data of={device} bs=64k oflag=direct status=none", timeout=120
     )
@@ -177,7 +176,7 @@ def test_a_killed_target_comes_back(connected: Linux, target: Target) -> None:
 def test_a_target_that_stops(connected: Linux, target: Target) -> None:
     """No connection has to be cut, and Linux comes back to the next one."""
     device = connected.device(NQN)
-    assert target.stop("TERM") == 0
+    assert target.stop(signal.SIGTERM) == 0
     log = target.log()
     assert "Traceback" not in log
     assert "stopped cut=0" in log
