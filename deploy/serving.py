@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from hyades.common.addresses import resolve
 from hyades import __version__
 from hyades.common.errors import UsageError
 from hyades.common.nvme.commands import check_nqn
@@ -231,7 +232,7 @@ def _check_exposure(settings: Settings, listen: list[Address]) -> None:
 
 def _is_loopback(host: str) -> bool:
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = resolve(host, None)
     except OSError as error:
         raise UsageError(f"--listen {host}: {error.strerror}") from error
     return all(ipaddress.ip_address(str(info[4][0])).is_loopback for info in found)

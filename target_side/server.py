@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from hyades.common.addresses import resolve
 from hyades.common.errors import UsageError
 from hyades.common.nvme.identify import DiscoveryEntry
 from hyades.common.nvme.psk import Keyring
@@ -309,9 +310,7 @@ def format_address(address: Address) -> str:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, kind, protocol, _, address = resolve(host, port, passive=True)[0]
         sock = socket.socket(family, kind, protocol)
     except OSError as error:
         raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}") from error

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from hyades.common.addresses import resolve
 from hyades.common.rdma.library import manager
 
 _TCP_PORTS = 0x0106  # RDMA_PS_TCP
@@ -265,7 +266,7 @@ class Identifier:
 
 def socket_address(host: str, port: int) -> bytes:
     """Return the sockaddr of *host*; OSError where it has none."""
-    family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    family, _, _, _, where = resolve(host, port)[0]
     head = struct.pack("=H", family) + struct.pack("!H", port)
     raw = socket.inet_pton(family, str(where[0]).partition("%")[0])
     if family == socket.AF_INET:

@@ -7,6 +7,8 @@ States of a path: CONNECTING -> LIVE -> CONNECTING ..., and CLOSED at the end.  
    beginning again after a session that lasted four times as long as the wait.
 3. Every session must lead to the same namespace: NGUID, size and block size are compared with
    those of the first one.  A path that leads elsewhere stays unused, and says why.
+4. An error that nobody foresaw ends its path, and is raised in the transport's thread: nobody waits
+   for a path that has no thread.
 """
 
 import threading
@@ -43,6 +45,12 @@ class Path:
         self.thread = threading.Thread(target=self._run, name=f"hyades-nvme-{address}", daemon=True)
 
     def _run(self) -> None:
+        try:
+            self._connect_again_and_again()
+        except BaseException as error:  # the transport's thread raises it
+            self._owner.broke(error)
+
+    def _connect_again_and_again(self) -> None:
         owner, options = self._owner, self._owner.options
         delay = options.reconnect_delay
         while not owner.stopping:
@@ -78,6 +86,7 @@ class Paths:
         self.namespace: NamespaceInfo
         self.max_transfer = 0  # bytes; 0: the controller sets no limit
         self._known = False
+        self._broken: BaseException | None = None  # what ended a path's thread
         self._changed = threading.Condition()
         self._offered: list[tuple[Path, Session]] = []
         self.paths = [Path(self, i, a) for i, a in enumerate(options.addresses)]
@@ -94,8 +103,9 @@ class Paths:
             with self._changed:
                 patience = self.options.connect_timeout
                 self._changed.wait_for(lambda: self._live() or self._hopeless(), patience)
-                self._changed.wait_for(lambda: self._live() or all(p.tried for p in self.paths))
-                self._changed.wait_for(lambda: all(p.tried for p in self.paths), _OTHERS)
+                self._changed.wait_for(lambda: self._live() or self._tried())
+                self._changed.wait_for(self._tried, _OTHERS)
+            self._raise_broken()
             self._refuse()
         except BaseException:
             self.close()
@@ -105,6 +115,7 @@ class Paths:
         """Return the sessions that became live since the last call, and take them."""
         with self._changed:
             offered, self._offered = self._offered, []
+        self._raise_broken()
         return [(path, session) for path, session in offered if session.take()]
 
     def stop(self) -> None:
@@ -172,6 +183,12 @@ class Paths:
             path.problem, path.tried = error, True
             self._tell()
 
+    def broke(self, error: BaseException) -> None:
+        """Note what ended a path's thread."""
+        with self._changed:
+            self._broken = self._broken or error
+            self._tell()
+
     def pause(self, path: Path, seconds: float) -> None:
         """Let *seconds* pass, fewer where the transport is closed."""
         del path
@@ -201,10 +218,17 @@ class Paths:
     def _hopeless(self) -> bool:
         """Return whether every path has failed for a reason that waiting does not mend."""
         problems = [path.problem for path in self.paths]
-        return all(
+        return self._broken is not None or all(
             isinstance(p, UsageError | BackendMissing) and not isinstance(p, Unreachable)
             for p in problems
         )
+
+    def _tried(self) -> bool:
+        return self._broken is not None or all(path.tried for path in self.paths)
+
+    def _raise_broken(self) -> None:
+        if self._broken is not None:
+            raise self._broken
 
     def _live(self) -> bool:
         return any(path.connects for path in self.paths)

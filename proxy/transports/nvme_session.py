@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
+from hyades.common.addresses import resolve
 from hyades.common.errors import HyadesError, PeerError, UsageError
 from hyades.common.nvme import bringup, commands
 from hyades.common.nvme.host import HostQueue, State
@@ -201,12 +202,12 @@ class Session:
     def _dial(self) -> socket.socket:
         address = self.address
         try:
-            found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            found = resolve(address.host, address.port)
         except OSError as error:
             raise UsageError(f"{address}: no such host: {error.strerror}") from error
         problem: OSError | None = None
         for family, kind, protocol, _, where in found:
-            sock = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
+            sock = self._socket(family, kind | socket.SOCK_CLOEXEC, protocol)
             try:
                 self._dial_one(sock, where)
             except OSError as error:
@@ -222,6 +223,13 @@ class Session:
         fix = f"start one: hyades serve --listen {address}" if refused else "check the network"
         text = f"{address}: no NVMe/TCP target listens there ({problem.strerror}): {fix}"
         raise Unreachable(text) from problem
+
+    def _socket(self, family: int, kind: int, protocol: int) -> socket.socket:
+        try:
+            return socket.socket(family, kind, protocol)
+        except OSError as error:
+            fix = "raise ulimit -n" if error.errno == errno.EMFILE else "check the network"
+            raise UsageError(f"{self.address}: no socket: {error.strerror}: {fix}") from error
 
     def _dial_one(self, sock: socket.socket, where: tuple[object, ...]) -> None:
         sock.setblocking(False)

@@ -1,8 +1,8 @@
 """What a spdk+tcp://, spdk+rdma:// or spdk+pcie:// URL asks for."""
 
 import re
-import socket
 
+from hyades.common.addresses import resolve
 from hyades.common.errors import UsageError
 from hyades.common.layout import BLOCK
 from hyades.common.units import MIB
@@ -71,7 +71,7 @@ def _place(url: Url, pcie: bool) -> tuple[str, str, str]:
     if not 0 < int(port) < 1 << 16:
         raise UsageError(f"{url}: {port} is no port")
     try:
-        resolved = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        resolved = resolve(host, int(port))
     except OSError as error:
         raise UsageError(f"{url}: no address for {host}:{port}: {error}") from error
     return str(resolved[0][4][0]), port, found["nqn"]
