@@ -12,6 +12,7 @@ _SCALE = {
     "g": GIB, "gib": GIB, "gb": 1000**3,
     "t": 1 << 40, "tib": 1 << 40, "tb": 1000**4,
 }  # fmt: skip
+_TOO_MUCH = float(1 << 63)
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*")
 
 
@@ -22,7 +23,10 @@ def parse_size(text: str | int) -> int:
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _SCALE:
         raise UsageError(f"cannot read {text!r} as a size: write for example 512MiB or 2GiB")
-    return int(float(match[1]) * _SCALE[match[2].lower()])
+    nbytes = float(match[1]) * _SCALE[match[2].lower()]
+    if nbytes >= _TOO_MUCH:
+        raise UsageError(f"{text} is more than any file can hold")
+    return int(nbytes)
 
 
 def format_size(nbytes: float) -> str:

@@ -5,7 +5,6 @@ that names the flag or key.
 """
 
 import ipaddress
-import socket
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from hyades.common.addresses import resolve
 from hyades import __version__
+from hyades.common.addresses import resolve
 from hyades.common.errors import UsageError
 from hyades.common.nvme.commands import check_nqn
+from hyades.common.nvme.identify import ADDRESS_BYTES
 from hyades.common.nvme.psk import Keyring, load_psk
 from hyades.common.units import parse_size
 from hyades.target_side.events import Sink
@@ -27,6 +27,7 @@ from hyades.target_side.server import Address, Server, cache_epoch
 from hyades.target_side.subsystem import Subsystem
 
 DEFAULT_PORT = 4420
+_MOST_CONFIG = 1 << 20  # characters
 _RDMA = "rdma:"  # before an address
 _EMBEDDED_ONLY = (
     "create", "read_only", "block_size", "tls_psk", "advertise", "metrics", "fault", "log",
@@ -73,10 +74,14 @@ def read_settings(path: Path | None, flags: Mapping[str, Any]) -> Settings:
     found: dict[str, Any] = {}
     if path is not None:
         try:
-            found = tomllib.loads(path.read_text())
+            with path.open(encoding="utf-8") as file:
+                text = file.read(_MOST_CONFIG + 1)
+            if len(text) > _MOST_CONFIG:
+                raise UsageError(f"{path} is too long for a file of settings")
+            found = tomllib.loads(text)
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UsageError(f"{path}: {error}") from error
         _convert(found, str(path))
     given = {known[name]: value for name, value in flags.items() if value not in (None, ())}
@@ -84,6 +89,13 @@ def read_settings(path: Path | None, flags: Mapping[str, Any]) -> Settings:
     settings = _convert({**found, **given}, "hyades serve")
     if not settings.namespace:
         raise UsageError("nothing to serve: --namespace FILE (or DEVICE, or mem:64MiB)")
+    if not settings.listen:
+        raise UsageError("nowhere to listen: --listen HOST:PORT, or leave the key out")
+    if len(settings.advertise) > ADDRESS_BYTES or not settings.advertise.isascii():
+        raise UsageError(
+            f"--advertise: an address has at most {ADDRESS_BYTES} ASCII characters, not"
+            f" {settings.advertise!r}"
+        )
     if not settings.nqn:
         raise UsageError("a subsystem has a name: --nqn nqn.2026-01.org.example:features")
     check_nqn(settings.nqn)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from hyades.common.errors import UsageError
 from hyades.common.units import KIB, MIB
 
+_LONGEST = 1e6  # seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -43,6 +45,7 @@ def _problem(limits: Limits) -> str:
         return f"in-capsule {limits.in_capsule}: a multiple of 16 from 1KiB to 256KiB"
     if limits.max_data_pdu % 4 or not 4 * KIB <= limits.max_data_pdu <= 64 * MIB:
         return f"max-data-pdu {limits.max_data_pdu}: a multiple of 4 from 4KiB to 64MiB"
-    if min(limits.handshake, limits.stall, limits.grace) <= 0:
-        return "handshake, stall and grace are more than 0 seconds"
+    for name in ("handshake", "stall", "grace"):
+        if not 0 < (seconds := getattr(limits, name)) <= _LONGEST:  # NaN is not, either
+            return f"{name} {seconds:g}: more than 0 seconds, at most {_LONGEST:g}"
     return ""

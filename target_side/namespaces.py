@@ -98,7 +98,7 @@ class FileNamespace:
         self._fd = self._open(create)
         try:
             self._lock()
-            size = os.lseek(self._fd, 0, os.SEEK_END)
+            size = self._measure()
             self.blocks = size // block_bytes
             if not self.blocks:
                 raise UsageError(
@@ -180,9 +180,7 @@ class FileNamespace:
             if create and not self.path.exists():
                 if self.read_only:
                     raise UsageError(f"{self.name} does not exist, and read-only makes no file")
-                fd = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-                os.ftruncate(fd, create)
-                return fd
+                return self._make(flags, create)
             mode = self.path.stat().st_mode
             if stat.S_ISBLK(mode) and not self.read_only:
                 flags |= os.O_EXCL  # refuses what is mounted
@@ -199,6 +197,26 @@ class FileNamespace:
             raise UsageError(f"cannot open {self.name}: {error.strerror}{busy}") from error
 
     def _lock(self) -> None:
+    def _make(self, flags: int, nbytes: int) -> int:
+        if nbytes < self.block_bytes:
+            raise UsageError(f"--create {nbytes} is less than a block of {self.block_bytes} bytes")
+        if not self.path.parent.is_dir():
+            raise UsageError(f"{self.name}: there is no folder {self.path.parent}")
+        fd = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            os.ftruncate(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            self.path.unlink(missing_ok=True)
+            raise
+        return fd
+
+    def _measure(self) -> int:
+        try:
+            return os.lseek(self._fd, 0, os.SEEK_END)
+        except OSError as error:  # files of /proc
+            raise UsageError(f"{self.name} has no size: {error.strerror}") from error
+
         kind = fcntl.LOCK_SH if self.read_only else fcntl.LOCK_EX
         try:
             fcntl.flock(self._fd, kind | fcntl.LOCK_NB)
@@ -219,7 +237,10 @@ class MemoryNamespace:
         self.blocks = nbytes // block_bytes
         if not self.blocks:
             raise UsageError(f"{self.name} is less than a block of {block_bytes} bytes")
-        self._map = mmap.mmap(-1, self.blocks * block_bytes)
+        try:
+            self._map = mmap.mmap(-1, self.blocks * block_bytes)
+        except (OSError, OverflowError) as error:
+            raise UsageError(f"{self.name} is more memory than can be had: {error}") from error
         self._memory = memoryview(self._map)
 
     def view(self, offset: int, nbytes: int) -> memoryview | None:

@@ -18,6 +18,7 @@ from hyades.common.nvme.layout import (
 )
 
 NVME_1_3 = 0x00010300
+ADDRESS_BYTES = 256  # of an address in the discovery log
 CAP = 0x200F01007F  # 128 entries, contiguous queues, ready within 7.5 s, NVM command set
 _IO_SUBSYSTEM, _DISCOVERY = 1, 2  # CNTRLTYPE
 _SGLS = 0x1  # supported, any alignment
@@ -226,7 +227,7 @@ def build_discovery_log(generation: int, entries: Sequence[DiscoveryEntry]) -> b
         _put_text(data, at + 32, 32, entry.service)
         raw = entry.subnqn.encode()
         data[at + 256 : at + 256 + len(raw)] = raw
-        _put_text(data, at + 512, 256, entry.address)
+        _put_text(data, at + 512, ADDRESS_BYTES, entry.address)
         if entry.transport == _RDMA:  # connected queue pairs, of any provider, through RDMA_CM
             data[at + 768 : at + 771] = bytes((1, 1, 1))
         else:
@@ -248,7 +249,7 @@ def parse_discovery_log(data: bytes | memoryview) -> tuple[int, list[DiscoveryEn
         entries.append(
             DiscoveryEntry(
                 _text(data, at + 256, 256),
-                _text(data, at + 512, 256),
+                _text(data, at + 512, ADDRESS_BYTES),
                 _text(data, at + 32, 32),
                 transport,
                 family,

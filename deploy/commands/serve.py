@@ -1,6 +1,5 @@
 """hyades serve."""
 
-import os
 import signal
 import sys
 import threading
@@ -13,6 +12,7 @@ from typing import Any
 import click
 
 from hyades.common.errors import UsageError
+from hyades.deploy.ready import ready_file
 from hyades.deploy.serving import (
     Settings,
     build_server,
@@ -140,10 +140,17 @@ def serve(settings: Settings) -> None:
     with _signals() as stop:
         try:
             server.start()
-            with _metrics(settings, server, sink), _ready_file(settings.ready_file, server):
+            path = Path(settings.ready_file) if settings.ready_file else None
+            with _metrics(settings, server, sink), ready_file(path, _addresses(server)):
                 stop.wait()
         finally:
             _stop(server, stop)
+
+
+def _addresses(server: Server) -> list[str]:
+    """Return where *server* listens, as texts that --listen takes."""
+    rdma = [f"rdma:{format_address(address)}" for address in server.rdma_addresses]
+    return [*map(format_address, server.addresses), *rdma]
 
 
 @contextmanager
@@ -192,21 +199,3 @@ def _stop(server: Server, stop: _Stop) -> None:
         if stop.second.is_set():
             for connection in list(server.connections):
                 connection.cut("the target stops")
-
-
-@contextmanager
-def _ready_file(name: str, server: Server) -> Iterator[None]:
-    """Keep a file with the addresses, one line each, as long as hosts may connect."""
-    if not name:
-        yield
-        return
-    path = Path(name)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    lines = [format_address(a) for a in server.addresses]
-    lines += [f"rdma:{format_address(a)}" for a in server.rdma_addresses]
-    temporary.write_text("".join(f"{line}\n" for line in lines))
-    temporary.replace(path)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ import click
 
 from hyades.common.blocks import FileBlocks
 from hyades.common.errors import UsageError
+from hyades.deploy.ready import ready_file as keep_ready_file
 from hyades.deploy.signals import one_signal_at_a_time
 from hyades.target_side.provision.nvmet import ROOT, Nvmet, Tree
 from hyades.target_side.provision.spdk import SOCKET, Client, Spdk
@@ -58,14 +59,11 @@ def serve_external(
                 click.echo(line)
             addresses = [f"{_bracket(host)}:{port}" for host, port in export.listen]
             click.echo(f"{export.nqn} is served at {', '.join(addresses)}; Ctrl-C ends that")
-            if ready_file is not None:
-                _write_whole(ready_file, "".join(f"{address}\n" for address in addresses))
-            (wait or signal.pause)()
+            with keep_ready_file(ready_file, addresses):
+                (wait or signal.pause)()
         except KeyboardInterrupt:  # also SIGTERM: the way in which a server ends
             click.echo("stopping")
         finally:
-            if ready_file is not None:
-                ready_file.unlink(missing_ok=True)
             provision.stop()
 
 
@@ -79,13 +77,3 @@ def _backend(name: str, spdk_socket: Path, configfs: Path, stack: ExitStack) -> 
 
 def _bracket(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write *path* in one step, so that a reader never sees half of it."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_text(text)
-        partial.replace(path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
