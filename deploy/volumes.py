@@ -43,7 +43,8 @@ def open_device(
     a stripe is made anew whatever its members hold.
     """
     with contextlib.ExitStack() as stack:
-        for path in local_files(url, writable=writable):
+        _refuse_repeated(url, paths := local_files(url, writable=writable))
+        for path in paths:
             new = create and not path.exists()  # a device is there: `local_files` has looked
             lock = FileBlocks(path, create=new, writable=writable)
             stack.callback(lock.close)
@@ -51,6 +52,15 @@ def open_device(
             erase_members(Url(url))
         transport = open_transport(url, create=create, writable=writable)
         return TransportBlocks(transport, url, closing=stack.pop_all().close)
+
+
+def _refuse_repeated(url: str, paths: list[Path]) -> None:
+    """Raise UsageError where two of *paths* are one file: its lock would blame this process."""
+    for second, path in enumerate(paths):
+        for other in paths[:second]:
+            same = path.exists() and other.exists() and path.samefile(other)
+            if same or path.absolute() == other.absolute():
+                raise UsageError(f"{url}: {path} and {other} are one file; name each member once")
 
 
 def parts_of(url: str) -> tuple[str, ...]:

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
 from hyades.common.blocks import BlockDevice
-from hyades.common.errors import UsageError
+from hyades.common.errors import HyadesError, UsageError
 from hyades.common.layout import BLOCK
 from hyades.common.stripe import (
     DEFAULT_UNIT,
@@ -80,10 +80,16 @@ def find_set(url: Url, *, create: bool) -> StripeSet:
         for member in members:
             devices.append(_open(member, writable=create))
             stack.callback(devices[-1].close)
-        if create and all(is_blank(device) for device in devices):
-            _write_labels(devices, unit or DEFAULT_UNIT)
-        labels = [unpack(device.read(0, min(device.nblocks, 1))) for device in devices]
-    order = order_members(members, labels)
+        new = create and all(is_blank(device) for device in devices)
+        try:
+            if new:
+                _write_labels(devices, unit or DEFAULT_UNIT)
+            labels = [unpack(device.read(0, min(device.nblocks, 1))) for device in devices]
+            order = order_members(members, labels)
+        except BaseException:
+            if new:  # one is too small, or two are the same
+                _erase_labels(devices)
+            raise
     first = labels[0]
     assert isinstance(first, StripeLabel)
     if unit is not None and unit != first.unit:
@@ -100,6 +106,14 @@ def _write_labels(devices: list[TransportBlocks], unit: int) -> None:
         device.grow(unit // BLOCK)
         device.write(0, StripeLabel(uuid, index, len(devices), unit).pack())
         device.flush()
+
+
+def _erase_labels(devices: list[TransportBlocks]) -> None:
+    """Make *devices* blank again, as far as those that may have failed let it."""
+    for device in devices:
+        with suppress(HyadesError):
+            device.write(0, bytes(min(device.nblocks, 1) * BLOCK))
+            device.flush()
 
 
 def erase_members(url: Url) -> None:
