@@ -108,8 +108,9 @@ def test_a_rate_limit_and_a_delay(network, target):
     assert stats["bytes_read"] > 0
 
 
-def test_a_refresh_over_a_slow_link(network, tmp_path):
-    """The same bits, with the cable pulled once in the middle."""
+@pytest.mark.parametrize("delay", [0.0, 0.002])
+def test_a_refresh_over_a_slow_link(network, tmp_path, delay):
+    """The same bits over a link that is slow, perhaps late, and pulled once in the middle."""
     path = write_volume(tmp_path / "pages.vol")
     lean = {"memory": "64MiB", "plan": "passes:2", "force": True}
     with hyades.open(path, writable=True) as volume:
@@ -117,23 +118,26 @@ def test_a_refresh_over_a_slow_link(network, tmp_path):
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size + 64 * MIB)
     network.limit("100mbit")
-    with serving(network, path) as target:
-        url = nvme.address_url(target.address, **QUICK)
-        pulled = []
+    pulled = []
 
-        def pull(phase, *_):
-            if phase.startswith("2/3") and not pulled:
-                network.set_link("down")
-                pulled.append(threading.Timer(1.0, network.set_link, ("up",)))
-                pulled[0].start()
+    def pull(phase, *_):
+        if phase.startswith("2/3") and not pulled:
+            network.set_link("down")
+            pulled.append(threading.Timer(1.0, network.set_link, ("up",)))
+            pulled[0].start()
+
+    with serving(network, path) as target:
 
         def work():
-            result = hyades.refresh(
-                url, three_layers("gcn"), out="there", threads=2, progress=pull, **lean
-            )
-            pulled[0].join()
-            with hyades.open(url) as volume:
-                return result, volume.read("there")
+            with Relay(target.address) as relay:
+                relay.delay = delay
+                url = nvme.address_url(relay.address if delay else target.address, **QUICK)
+                hyades.refresh(
+                    url, three_layers("gcn"), out="there", threads=2, progress=pull, **lean
+                )
+                pulled[0].join()
+                with hyades.open(url) as volume:
+                    return volume.read("there")
 
-        _, rows = network.as_host(work)
+        rows = network.as_host(work)
     assert same_bits(rows, expected)
