@@ -196,7 +196,6 @@ class FileNamespace:
             busy = " (is it mounted?)" if error.errno == errno.EBUSY else ""
             raise UsageError(f"cannot open {self.name}: {error.strerror}{busy}") from error
 
-    def _lock(self) -> None:
     def _make(self, flags: int, nbytes: int) -> int:
         if nbytes < self.block_bytes:
             raise UsageError(f"--create {nbytes} is less than a block of {self.block_bytes} bytes")
@@ -217,6 +216,7 @@ class FileNamespace:
         except OSError as error:  # files of /proc
             raise UsageError(f"{self.name} has no size: {error.strerror}") from error
 
+    def _lock(self) -> None:
         kind = fcntl.LOCK_SH if self.read_only else fcntl.LOCK_EX
         try:
             fcntl.flock(self._fd, kind | fcntl.LOCK_NB)
