@@ -79,7 +79,7 @@ def problem() -> str | None:
     """Return what a virtual machine lacks here and the command that fetches it, or None."""
     for program, package in [
         ("qemu-system-x86_64", "qemu-system-x86"), ("nvme", "nvme-cli"), ("fio", "fio"),
-        ("busybox", "busybox-static"), ("modprobe", "kmod"),
+        ("busybox", "busybox-static"), ("modprobe", "kmod"), ("setpriv", "util-linux"),
     ]:  # fmt: skip
         if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
             return f"{program} ({package}) is not installed: run {FETCH} as root"

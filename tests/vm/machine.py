@@ -29,6 +29,9 @@ from tests.vm.kernel import ROOT, Kernel
 
 HOST = "10.0.2.2"
 BOOT_SECONDS = 60.0
+# Before a command: it is killed when the thread that started it ends, also where that is killed.
+# Machines are started by the main thread, which lives as long as the process.
+TIED = ["setpriv", "--pdeathsig", "KILL"]
 _KERNEL_ARGUMENTS = (
     "console=ttyS0 panic=-1 quiet loglevel=4 mitigations=off nowatchdog no_timer_check "
     "tsc=reliable random.trust_cpu=on net.ifnames=0"
@@ -117,7 +120,7 @@ class Machine:
             f"vm_python={sys.executable}"
         )
         tcg = self.accelerator == "tcg"
-        command = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot"]
+        command = [*TIED, "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot"]
         command += ["-display", "none", "-machine", "q35", "-smp", str(cpus), "-m", str(memory)]
         command += ["-accel", "tcg,thread=multi" if tcg else self.accelerator]
         command += ["-cpu", "max" if tcg else "host", "-kernel", str(self.kernel.vmlinux())]
@@ -211,6 +214,11 @@ class Machine:
     def set_link(self, up: bool) -> None:
         """Plug the guest's network cable in or out."""
         self._monitor.execute("set_link", name="net0", up=up)
+
+    @property
+    def process_id(self) -> int:
+        """Return the process of QEMU."""
+        return self._process.pid
 
     def alive(self) -> bool:
         """Say whether the guest runs a command."""

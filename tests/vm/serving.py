@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.vm.linux import Address
-from tests.vm.machine import HOST
+from tests.vm.machine import HOST, TIED
 
 START_SECONDS = 60.0
 
@@ -40,7 +40,7 @@ class Serve:
     def start(self) -> None:
         """Start and wait until hosts may connect."""
         self.ready.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "hyades.deploy.cli", "serve"]
+        command = [*TIED, sys.executable, "-m", "hyades.deploy.cli", "serve"]
         command += ["--listen", f"127.0.0.1:{self.port}", *self._options]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

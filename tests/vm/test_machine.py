@@ -1,10 +1,16 @@
 """The virtual machine itself: commands, time limits, files, network, and the kernel's own NVMe/TCP
 in a circle, so that a failure of the other tests here is about Hyades."""
 
+import shutil
 import socket
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+from tests.vm.conftest import Guest
+from tests.vm.kernel import ROOT
 from tests.vm.linux import Address, Linux
 from tests.vm.machine import HOST, Machine
 
@@ -61,6 +67,38 @@ def test_a_cut_link_comes_back(machine: Machine) -> None:
     machine.run("until grep -q 0 /sys/class/net/eth0/carrier; do sleep 0.05; done", timeout=20)
     machine.set_link(True)
     machine.run("until grep -q 1 /sys/class/net/eth0/carrier; do sleep 0.05; done", timeout=20)
+
+
+def test_qemu_ends_with_whoever_started_it(guest: Guest) -> None:
+    """Also when that is killed and can end nothing itself."""
+    script = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "from tests.vm import kernel, machine\n"
+        "found = machine.Machine(kernel.Kernel(kernel.cache_folder()))\n"
+        "print(found.process_id, found.folder, flush=True)\n"
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as owner:
+        assert owner.stdout is not None
+        number, folder = owner.stdout.readline().decode().split()
+        assert b"qemu-system" in Path(f"/proc/{number}/cmdline").read_bytes()
+        owner.kill()
+    shutil.rmtree(folder)
+    assert _gone(number), f"QEMU is still there: {number}"
+
+
+def _gone(number: str) -> bool:
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":  # whoever adopts it has not looked yet
+            return True
+        time.sleep(0.05)
+    return False
 
 
 @pytest.mark.parametrize("digests", [[], ["--hdr-digest", "--data-digest"]])
