@@ -15,7 +15,7 @@ import select
 import time
 from contextlib import suppress
 
-from hyades.common.errors import PeerError
+from hyades.common.errors import HyadesError, PeerError
 from hyades.common.nvme.pdu import Violation
 from hyades.common.nvme.rdma_target import RdmaTargetQueue
 from hyades.common.rdma.cm import Identifier
@@ -67,7 +67,7 @@ class RdmaConnection:
         except Violation as violation:
             self.service.totals.violations += 1
             reason = str(violation)
-        except PeerError as error:
+        except HyadesError as error:
             # The host's leaving ends the queue pair a moment before the listener hears of it.
             reason = self._cut or str(error)
         finally:

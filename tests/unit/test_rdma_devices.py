@@ -10,9 +10,11 @@ from hyades.common.rdma import device as devices
 from hyades.common.rdma import gpu, library
 from hyades.common.rdma.cm import socket_address
 from hyades.common.rdma.device import Device, Devices, address_of
+from hyades.deploy import serving
 from hyades.proxy.registry import open_transport
 from hyades.proxy.transports import nvme_url
 from hyades.proxy.urls import Url
+from hyades.target_side.events import NullSink
 from hyades.target_side.namespaces import MemoryNamespace
 from hyades.target_side.server import Server
 from hyades.target_side.subsystem import Subsystem
@@ -168,6 +170,21 @@ def test_addresses():
     assert socket_address("192.0.2.1", 4420).hex() == "0200" + "1144" + "c0000201" + "00" * 8
     six = socket_address("::1", 1)
     assert six.hex() == "0a00" + "0001" + "00" * 4 + "00" * 15 + "01" + "00" * 4
+
+
+def test_where_a_target_is_told_to_listen():
+    texts = ["127.0.0.1:0", "rdma:192.0.2.1", "rdma:[2001:db8::1]:5"]
+    tcp, over_rdma = serving.split_addresses(texts)
+    assert tcp == [("127.0.0.1", 0)]
+    assert over_rdma == [("192.0.2.1", 4420), ("2001:db8::1", 5)]
+    told = {"namespace": ["mem:1MiB"], "nqn": NQN, "listen": ["rdma:192.0.2.1:0"]}
+    with pytest.raises(UsageError, match="allow-host"):
+        serving.build_server(serving.read_settings(None, told), NullSink())
+    keyed = serving.read_settings(None, told | {"tls_psk": ["key"]})
+    with pytest.raises(UsageError, match="RDMA has no TLS"):
+        serving.build_server(keyed, NullSink())
+    with pytest.raises(UsageError, match="--backend embedded"):
+        serving.check_external(serving.read_settings(None, told | {"backend": "kernel"}))
 
 
 def test_transfers_that_are_too_long_for_a_descriptor():

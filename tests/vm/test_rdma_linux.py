@@ -184,6 +184,25 @@ def test_a_target_that_stops(connected: Linux, target: Target) -> None:
     assert connected.md5(device) == connected.md5(target.path)
 
 
+def test_the_command_serves_and_doctor_sees_the_device(machine: Machine) -> None:
+    rdma.prepare(machine)
+    env, ready = rdma.warm(machine.folder), "/dev/shm/serving"
+    hyades = f"{sys.executable} -m hyades.deploy.cli"
+    job = machine.start(
+        f"exec {hyades} serve -n mem:1MiB --nqn {NQN}-served --listen rdma:{rdma.HOST}:0"
+        f" --allow-any-host --ready-file {ready}", timeout=200, **env,
+    )  # fmt: skip
+    seen = machine.run(f"{hyades} doctor", timeout=200, check=False, **env).out
+    assert "RDMA devices rxe0" in seen
+    machine.run(f"until [ -e {ready} ]; do sleep 0.1; done", timeout=100)
+    kind, host, port = machine.run(f"cat {ready}").out.strip().split(":")
+    assert (kind, host) == ("rdma", rdma.HOST)
+    log = machine.run(f"nvme discover {ADDRESS} --trsvcid={port} --output-format=json").json()
+    assert [record["subnqn"] for record in log["records"]] == [f"{NQN}-served"]
+    job.signal(signal.SIGTERM)
+    assert job.wait(check=False).code == 0
+
+
 def test_our_initiator_on_nvmet(machine: Machine) -> None:
     rdma.prepare(machine)
     path, space = "/dev/shm/kernel", f"{NVMET}/subsystems/{NQN}-kernel"
