@@ -5,6 +5,7 @@ import mmap
 import os
 import platform
 import shutil
+import ssl
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from typing import Literal
 
 import msgspec
 
+from hyades.common.errors import BackendMissing
+from hyades.common.nvme import tls
 from hyades.common.units import GIB, MIB, format_size
 from hyades.deploy.machine import (
     cgroup_limit,
@@ -230,6 +233,7 @@ def _fabrics(machine: Surroundings) -> Iterator[Check]:
         needed_for="nvme+rdma:// and hyades serve --listen rdma:...",
         fix="apt-get install python3-pyverbs ibverbs-providers rdma-core",
     )
+    yield _tls()
     yield _spdk(machine)
     yield _package(machine, "spdk", "provisioning an SPDK target over JSON-RPC",
                    "pip install -c constraints.txt -e '.[fabrics]'")  # fmt: skip
@@ -267,6 +271,22 @@ def _package(machine: Surroundings, package: str, purpose: str, fix: str) -> Che
         detail=version or "not installed",
         needed_for=purpose,
         fix=fix,
+    )
+
+
+def _tls() -> Check:
+    missing = ""
+    try:
+        tls.probe()
+    except BackendMissing as error:
+        missing = str(error)
+    detail, _, fix = missing.partition(". Use ")
+    return Check(
+        name="TLS with keys",
+        status="missing" if missing else "ok",
+        detail=detail or f"TLS 1.3, {ssl.OPENSSL_VERSION}",
+        needed_for="hyades serve --tls-psk and nvme+tcp://...?tls=FILE",
+        fix=f"use {fix}" if fix else "",
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from hyades.common.errors import BackendMissing
 from hyades.deploy import doctor
 from hyades.deploy.doctor import Check, direct_io_refused, examine, healthy, table
 from hyades.deploy.surroundings import Surroundings
@@ -42,6 +43,11 @@ class Made(Surroundings):
 
 
 BASE = {"numpy": "2.4", "torch": "2.13", "numba": "0.68"}
+
+
+@pytest.fixture(autouse=True)
+def _with_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.tls, "probe", lambda: None)
 
 
 def make(tmp_path: Path, **changes: Any) -> Made:
@@ -151,6 +157,20 @@ def test_a_transport_that_cannot_run_says_why(
     monkeypatch.setattr(null, "probe", lambda: "there is no nothing: apt-get install nothing")
     check = by_name(make(tmp_path))["null://"]
     assert (check.status, check.detail) == ("missing", null.probe())
+
+
+def test_tls_is_tried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = by_name(make(tmp_path))["TLS with keys"]
+    assert check.status == "ok"
+    assert "OpenSSL" in check.detail
+
+    def refuse() -> None:
+        raise BackendMissing("TLS with pre-shared keys: no OpenSSL. Use CPython 3.11")
+
+    monkeypatch.setattr(doctor.tls, "probe", refuse)
+    check = by_name(make(tmp_path))["TLS with keys"]
+    assert (check.status, check.detail) == ("missing", "TLS with pre-shared keys: no OpenSSL")
+    assert check.fix == "use CPython 3.11"
 
 
 def test_refused_direct_io_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
