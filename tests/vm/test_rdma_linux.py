@@ -11,6 +11,7 @@ from tests.vm.conftest import Guest
 from tests.vm.linux import NVMET, Linux
 from tests.vm.machine import Job, Machine
 
+from hyades.common.layout import Status
 from hyades.common.units import MIB
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -38,13 +39,15 @@ Path(ready).touch()
 signal.sigwait({signal.SIGTERM})
 server.stop()
 """
-# Reads all of a namespace, then writes it anew, in large and in small pieces.
+# Reads all of a namespace, then writes it anew, in large and in small pieces.  At the end names
+# memory with a key that is not valid: the kernel ends the association, and takes the next one.
 _MOVE = """
 import hashlib, sys
 import numpy as np
 from tests.contracts.transport import allocate_arena, finish, request
 from hyades.common.layout import BLOCK, Op
 from hyades.proxy.registry import open_transport
+from hyades.proxy.transports import nvme_rdma_session
 device = open_transport(sys.argv[1])
 nbytes = device.nblocks * BLOCK
 arena = allocate_arena(nbytes)
@@ -68,6 +71,21 @@ arena[:] = 0
 move(Op.READ, 4 * BLOCK)
 print(hashlib.md5(arena).hexdigest())
 device.close()
+
+bad = open_transport(sys.argv[1] + "&ctrl_loss_timeout=2&kato=1&timeout=5")
+bad.register(arena)
+right = nvme_rdma_session._describe
+nvme_rdma_session._describe = lambda *what: (right(*what)[0], right(*what)[1] ^ 0xFF00)
+arena[:BLOCK] = 0x55
+print(finish(bad, request(Op.READ))[0][0], (arena[:BLOCK] == 0x55).all())
+bad.close()
+nvme_rdma_session._describe = right
+again = open_transport(sys.argv[1])
+again.register(arena)
+device = again
+move(Op.READ, 1 << 20)
+print(hashlib.md5(arena).hexdigest())
+again.close()
 """
 
 
@@ -220,6 +238,7 @@ def test_our_initiator_on_nvmet(machine: Machine) -> None:
     url = f"nvme+rdma://{rdma.HOST}:{NVMET_PORT}/{NQN}-kernel?ns=1"
     env = {**rdma.warm(machine.folder), "PYTHONPATH": str(Path.cwd())}
     output = machine.run(f"{sys.executable} {script} '{url}'", timeout=300, **env).out
-    read, wrote, back = output.split()
+    read, wrote, back, status, untouched, again = output.split()
     assert read == before
-    assert wrote == back == Linux(machine).md5(path)
+    assert wrote == back == again == Linux(machine).md5(path)
+    assert (int(status), untouched) == (Status.LOST, "True")
