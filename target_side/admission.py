@@ -17,6 +17,7 @@ from hyades.common.nvme.commands import Connect
 from hyades.common.nvme.layout import ANY_CONTROLLER, DISCOVERY_NQN
 from hyades.common.nvme.status import DNR, StatusCode
 from hyades.target_side.controller import Controller, Link, Offer, Reply
+from hyades.target_side.namespaces import Namespace
 from hyades.target_side.subsystem import Subsystem
 
 MAX_CONTROLLER_ID = 0xFFEF
@@ -36,6 +37,7 @@ class Target:
         self.offer = offer
         self.controllers: dict[int, Controller] = {}
         self._next = first_controller
+        self._retired: list[Namespace] = []
 
     def connect(self, want: Connect, link: Link, now: float) -> tuple[Controller | None, Reply]:
         """Take or refuse a queue; the answer goes back in either case."""
@@ -68,9 +70,17 @@ class Target:
         late = [c for c in self.controllers.values() if c.silent(now)]
         return [(controller, self._end(controller)) for controller in late]
 
+    def take_retired(self) -> list[Namespace]:
+        """Return and forget the views that are no longer seen: the caller closes them."""
+        retired, self._retired = self._retired, []
+        for controller in self.controllers.values():
+            retired += controller.views.take_retired()
+        return retired
+
     def _end(self, controller: Controller) -> list[Link]:
         self.controllers.pop(controller.cntlid, None)
         controller.fail()
+        self._retired += controller.views.take_retired()
         links = list(controller.queues.values())
         controller.queues.clear()
         return links

@@ -3,15 +3,17 @@
 States (CSTS): DISABLED -CC.EN-> READY -CC.SHN-> SHUT; an impossible CC makes it FAILED, and
 clearing EN resets it.  Rules:
 1. `execute` answers a command with a Reply, or with None where it stays out: an Asynchronous Event
-   Request.  Nothing here changes under a host, so no event ever ends one; Abort and reset do.
+   Request.  Nothing here changes but by the host's own commands (views), so no event ever ends one;
+   Abort and reset do.
 2. Only Fabrics commands are taken before READY.
 3. Data goes back whole: a command whose SGL has another length is refused.
 4. No sockets, no clock; see admission.py about threads.
-Must stay in sync: logs.py and features.py have the log pages and the features.
+Must stay in sync: logs.py and features.py have the log pages and the features; host_views.py has
+the namespaces that are seen, and view_commands.py the commands that change them.
 Source: NVM Express Base Specification 2.0, sections 3.1.3 (properties), 3.5, 3.6, 5.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,8 +42,10 @@ from hyades.common.nvme.layout import (
 from hyades.common.nvme.status import DNR, StatusCode
 from hyades.target_side.counters import Counters
 from hyades.target_side.features import Features
-from hyades.target_side.limits import Limits
+from hyades.target_side.host_views import HostViews
+from hyades.target_side.limits import Limits, ViewLimits
 from hyades.target_side.logs import ErrorLog, build_page
+from hyades.target_side.namespaces import Namespace
 from hyades.target_side.subsystem import Subsystem
 
 MODEL = "Hyades"
@@ -51,6 +55,7 @@ _READY, _FATAL, _SHUT_DOWN = 1, 2, 2 << 2  # CSTS
 _ENTRY_SIZES = 4 << 4 | 6  # CC.IOCQES, CC.IOSQES: 16 and 64 bytes
 _COMMAND_SET_AND_PAGE = 0x7F0  # CC.CSS and CC.MPS: NVM commands, pages of 4 KiB
 _KEEP_ALIVE_UNITS = 10  # KAS: 1 s
+NO_VIEWS = ViewLimits(count=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,7 @@ class Offer:
     limits: Limits
     entries: Entries = lambda *_: ()
     firmware: str = ""
+    views: ViewLimits = NO_VIEWS
 
 
 class Controller:
@@ -101,6 +107,8 @@ class Controller:
         self.keyed = False  # its queues run over RDMA: SGLs are keyed
         self.queues: dict[int, Link] = {}
         self.features = Features(connected.kato, offer.limits.queues)
+        fixed = {} if subsystem is None else subsystem.namespaces
+        self.views = HostViews(fixed, offer.views)
         self.errors, self._past = ErrorLog(), Counters()
         self.ended: list[tuple[int, Reply]] = []  # commands that ended besides the one executed
         self._cc = self._csts = 0
@@ -124,6 +132,11 @@ class Controller:
         return self.features.granted if self.subsystem is not None else 0
 
     @property
+    def namespaces(self) -> Mapping[int, Namespace]:
+        """What its host sees; any thread may look."""
+        return self.views.namespaces
+
+    @property
     def write_through(self) -> bool:
         """Whether the host has turned the write cache off."""
         return not self.features.write_cache
@@ -142,6 +155,7 @@ class Controller:
     def fail(self) -> None:
         """Show that the association is over."""
         self._csts = _FATAL
+        self.views.clear()
 
     def execute(self, command: Command, now: float) -> Reply | None:
         """Return the answer to an admin or Fabrics command, None where there will be none yet."""
@@ -223,6 +237,7 @@ class Controller:
         before, self._cc = self._cc, cc
         if not cc & _ENABLED and before & _ENABLED:
             self._events.clear()
+            self.views.clear()
             self._csts = 0
         if cc & _ENABLED and not before & _ENABLED:
             sizes = cc >> 16 & 0xFF
@@ -241,18 +256,22 @@ class Controller:
             return Reply(data=build_controller(self._info()))
         if self.subsystem is None or cns not in (0, 2, 3):
             return Reply(StatusCode.INVALID_FIELD | DNR)
-        namespaces = self.subsystem.namespaces
+        namespaces = self.namespaces
         if cns == 2:
             if nsid >= ALL_NAMESPACES - 1:
                 return Reply(StatusCode.INVALID_NAMESPACE | DNR)
             return Reply(data=build_active_list([n for n in namespaces if n > nsid]))
         if nsid not in namespaces:
             return Reply(StatusCode.INVALID_NAMESPACE | DNR)
-        uuid = self.subsystem.uuid(nsid)
+        found, shared = namespaces[nsid], nsid in self.subsystem.namespaces
+        # Views of two hosts are two namespaces, even where their bytes are the same.
+        identity = found.identity if shared else f"{self.cntlid}/{found.identity}"
+        uuid = self.subsystem.uuid(nsid, identity)
         if cns == 3:
             return Reply(data=build_descriptors(uuid, guid=uuid.bytes))
-        found = namespaces[nsid]
-        info = NamespaceInfo(found.blocks, found.block_bytes, uuid.bytes, read_only=found.read_only)
+        info = NamespaceInfo(
+            found.blocks, found.block_bytes, uuid.bytes, shared=shared, read_only=found.read_only
+        )
         return Reply(data=build_namespace(info))
 
     def _info(self) -> ControllerInfo:
@@ -266,7 +285,7 @@ class Controller:
             )  # fmt: skip
         return ControllerInfo(
             subsystem.nqn, self.cntlid, subsystem.serial, MODEL, version, limits.max_transfer,
-            limits.in_capsule, max(subsystem.namespaces), limits.depth,
+            limits.in_capsule, self.views.last, limits.depth,
             keep_alive=_KEEP_ALIVE_UNITS, cache_epoch=subsystem.epoch, keyed=self.keyed,
         )  # fmt: skip
 

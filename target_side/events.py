@@ -66,6 +66,39 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     status: str
 
 
+class ViewOpened(msgspec.Struct, frozen=True, tag=True):
+    """A host has got the view that it asked for; *memory* is what its stage may use."""
+
+    host: str
+    controller: int
+    namespace: int
+    view: str
+    blocks: int
+    memory: int
+
+
+class ViewRefused(msgspec.Struct, frozen=True, tag=True):
+    """A host has not got the view that it asked for."""
+
+    host: str
+    controller: int
+    status: str
+    reason: str
+
+
+class ViewFailed(msgspec.Struct, frozen=True, tag=True):
+    """A part of a view could not be computed."""
+
+    view: str
+    reason: str
+
+
+class ViewClosed(msgspec.Struct, frozen=True, tag=True):
+    """A view that a host had asked for is gone."""
+
+    view: str
+
+
 class Expired(msgspec.Struct, frozen=True, tag=True):
     """A host was silent for longer than its keep-alive timeout."""
 
@@ -86,7 +119,10 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     cut: int
 
 
-Event = Listening | Metrics | Accepted | Refused | Closed | Failed | Expired | Stopping | Stopped
+Event = (
+    Listening | Metrics | Accepted | Refused | Closed | Failed | Expired | Stopping | Stopped
+    | ViewOpened | ViewRefused | ViewFailed | ViewClosed
+)  # fmt: skip
 
 
 class Sink(Protocol):

@@ -1,61 +1,37 @@
 """Starting and ending the commands of one connection.
 
 A command is *pending* until it is started, in order; then it ends at once, or it is a write that
-awaits its data, a read whose data is on its way out, or an Asynchronous Event Request that stays.
+awaits its data, a read whose data is on its way out, a view that is being made (view_commands.py),
+or an Asynchronous Event Request that stays.
 Each is counted when it ends.  Rules and threads: connection.py.
 """
 
 import time
 from collections import deque
-from typing import Protocol
 
 from hyades.common.errors import DataError, PeerError
 from hyades.common.nvme.commands import Command, parse_connect
-from hyades.common.nvme.layout import CONNECT_BYTES, FABRICS, Admin, Fabrics, Opcode, PduFlag, Sgl
+from hyades.common.nvme.layout import (
+    CONNECT_BYTES,
+    FABRICS,
+    Admin,
+    Fabrics,
+    Opcode,
+    PduFlag,
+    Sgl,
+    Vendor,
+)
 from hyades.common.nvme.status import DNR, StatusCode, describe
 from hyades.common.units import KIB
-from hyades.target_side.controller import Controller, Link, Reply
+from hyades.target_side.controller import Reply
 from hyades.target_side.events import Failed
 from hyades.target_side.execution import Extent, capsule_data, forces_unit_access, locate
-from hyades.target_side.pool import Buffer
-from hyades.target_side.ports import CommandQueue, Sender
-from hyades.target_side.service import Service
+from hyades.target_side.view_commands import ViewCommands
+from hyades.target_side.work import Owner, Work
 
 SMALL = 32 * KIB  # reads up to here are cheaper through a buffer than by sendfile
 _BATCH = 256 * KIB  # bytes of answers that are gathered before they are sent
 _MEDIUM = (StatusCode.READ_ERROR, StatusCode.WRITE_FAULT, StatusCode.CAPACITY_EXCEEDED)
-
-
-class Owner(Link, Protocol):
-    """The connection whose commands these are; what its methods do, connection.py says."""
-
-    peer: str
-    tls: bool
-    draining: bool
-    service: Service
-
-    @property
-    def queue(self) -> CommandQueue: ...
-    @property
-    def output(self) -> Sender: ...
-
-    def wake(self) -> None: ...
-    def speaks_for(self, hostnqn: str, subnqn: str) -> bool: ...
-    def joined(self, controller: Controller) -> None: ...
-    def refused(self, reason: str) -> None: ...
-
-
-class Work:
-    """One command that is out."""
-
-    __slots__ = ("begin", "buffer", "command", "data", "extent", "intact")
-
-    def __init__(
-        self, command: Command, data: memoryview | None, intact: bool, begin: float
-    ) -> None:
-        self.command, self.data, self.intact, self.begin = command, data, intact, begin
-        self.extent: Extent | None = None
-        self.buffer: Buffer | None = None
 
 
 class Executor:
@@ -70,11 +46,12 @@ class Executor:
         self._writes: dict[int, Work] = {}  # they await their data
         self._ranges: dict[int, Work] = {}  # their data is on its way
         self._events = 0  # Asynchronous Event Requests that are out
+        self._views = ViewCommands(connection, self._end)
 
     @property
     def idle(self) -> bool:
         """Whether no command but an event request is out."""
-        return not (self._pending or self._writes or self._ranges)
+        return not (self._pending or self._writes or self._ranges or self._views.busy)
 
     @property
     def only_events(self) -> bool:
@@ -105,6 +82,7 @@ class Executor:
     def pump(self) -> bool:
         """Start commands and send until nothing is left (True) or the socket takes no more."""
         pending, output, queue = self._pending, self._output, self._queue
+        self._views.finish()
         while True:
             output.push(queue.take_output())
             waiting = False
@@ -124,6 +102,7 @@ class Executor:
 
     def abandon(self) -> None:
         """Give back what the commands that are out hold; the connection is over."""
+        self._views.abandon()
         for work in self._writes.values():
             if work.buffer is not None:
                 self._service.pool.release(work.buffer)
@@ -158,7 +137,7 @@ class Executor:
             return StatusCode.SEQUENCE_ERROR | DNR
         if not controller.ready:
             return StatusCode.SEQUENCE_ERROR | DNR
-        return locate(command, controller.subsystem.namespaces, self._service.limits)
+        return locate(command, controller.namespaces, self._service.limits)
 
     def _start(self, work: Work) -> bool:
         """Start a command; return False where it must wait for a buffer."""
@@ -172,6 +151,8 @@ class Executor:
         ):
             self._connect(work)
         elif connection.qid == 0:
+            if command.opcode in (Vendor.CREATE_VIEW, Vendor.DELETE_VIEW):
+                return self._start_view(work)
             self._administer(work)
         else:
             return self._start_io(work)
@@ -207,6 +188,14 @@ class Executor:
             self._queue.configure(want.qid, want.depth, flow_control=not want.no_flow_control)
             connection.joined(controller)
         self._end(work, reply.status, reply.result)
+
+    def _start_view(self, work: Work) -> bool:
+        into = self._views.start(work)
+        if isinstance(into, memoryview):
+            self._writes[work.command.cid] = work
+            self._queue.request_data(work.command.cid, into)
+            return True
+        return into
 
     def _administer(self, work: Work) -> None:
         controller = self._connection.controller
@@ -326,7 +315,9 @@ class Executor:
 
     def _finish_write(self, work: Work, intact: bool) -> None:
         extent, status = work.extent, 0 if intact else int(StatusCode.TRANSIENT_TRANSPORT)
-        assert extent is not None
+        if extent is None:  # of an admin command
+            self._views.arrived(work, intact=intact)
+            return
         if work.buffer is not None:
             if not status:
                 status = extent.namespace.write(extent.offset, work.buffer.view)
@@ -345,7 +336,7 @@ class Executor:
         controller = self._connection.controller
         if controller is None or controller.subsystem is None or not controller.ready:
             return StatusCode.SEQUENCE_ERROR | DNR
-        namespaces = controller.subsystem.namespaces
+        namespaces = controller.namespaces
         if nsid == 0xFFFFFFFF:
             return max((space.flush() for space in namespaces.values()), default=0)
         if nsid not in namespaces:

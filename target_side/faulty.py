@@ -126,7 +126,7 @@ class FaultyNamespace:
 
     def __init__(self, inner: Namespace, faults: Sequence[Fault]) -> None:
         self._inner, self._faults = inner, faults
-        self.name = inner.name
+        self.name, self.identity = inner.name, inner.identity
         self.block_bytes, self.blocks = inner.block_bytes, inner.blocks
         self.read_only = inner.read_only
         self._written = 0

@@ -29,6 +29,25 @@ class Limits:
             raise UsageError(problem)
 
 
+@dataclass(frozen=True, slots=True)
+class ViewLimits:
+    """Which views a host may ask for; `hosts` may, where it is not None."""
+
+    count: int = 8  # of a controller, those that are being made included; 0: none
+    request: int = 16 * MIB  # bytes of a request, its weights included
+    hosts: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.count <= 1000:  # a list of namespaces has room for 1024
+            raise UsageError(f"views {self.count}: from 0 to 1000")
+        if self.request < 4 * KIB:
+            raise UsageError(f"view-request {self.request}: at least 4KiB")
+
+    def admits(self, hostnqn: str) -> bool:
+        """Return whether this host may ask for views."""
+        return self.count > 0 and (self.hosts is None or hostnqn in self.hosts)
+
+
 def _problem(limits: Limits) -> str:
     transfer = limits.max_transfer
     if transfer < 8 * KIB or transfer & (transfer - 1) or transfer > 64 * MIB:

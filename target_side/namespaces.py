@@ -44,9 +44,10 @@ class FileRange:
 
 
 class Namespace(Protocol):
-    """See the module."""
+    """See the module; `identity` tells namespaces apart that may stand under one id, else ""."""
 
     name: str
+    identity: str
     block_bytes: int
     blocks: int
     read_only: bool
@@ -93,7 +94,7 @@ class FileNamespace:
     ) -> None:  # fmt: skip
         """Open and lock *path*; where it is absent and *create* is not 0, make it that long."""
         self.path = Path(path)
-        self.name = str(self.path)
+        self.name, self.identity = str(self.path), ""
         self.block_bytes, self.read_only = check_block(block_bytes, self.name), read_only
         self._fd = self._open(create)
         try:
@@ -232,7 +233,7 @@ class MemoryNamespace:
     """Memory that is gone when the target ends."""
 
     def __init__(self, nbytes: int, *, block_bytes: int = 4096, read_only: bool = False) -> None:
-        self.name = f"mem:{format_size(nbytes).replace(' ', '')}"
+        self.name, self.identity = f"mem:{format_size(nbytes).replace(' ', '')}", ""
         self.block_bytes, self.read_only = check_block(block_bytes, self.name), read_only
         self.blocks = nbytes // block_bytes
         if not self.blocks:

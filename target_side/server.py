@@ -6,7 +6,7 @@
 Rules:
 1. `start` returns when every listener accepts connections; `stop` closes them first, lets each
    connection finish what is in flight for `Limits.grace` seconds, then cuts what is left.
-2. A housekeeping thread expires controllers (keep-alive).
+2. A housekeeping thread expires controllers (keep-alive), and closes the views of those that ended.
 3. The namespaces are the server's: `stop` flushes and closes them.
 """
 
@@ -28,7 +28,7 @@ from hyades.common.nvme.psk import Keyring
 from hyades.common.units import format_size
 from hyades.target_side.admission import MAX_CONTROLLER_ID, Target
 from hyades.target_side.connection import Connection
-from hyades.target_side.controller import Offer
+from hyades.target_side.controller import NO_VIEWS, Offer
 from hyades.target_side.events import (
     Expired,
     Listening,
@@ -46,6 +46,7 @@ from hyades.target_side.rdma_connection import RdmaConnection
 from hyades.target_side.rdma_listener import MAX_TRANSFER, RdmaListener
 from hyades.target_side.service import Service
 from hyades.target_side.subsystem import Subsystem
+from hyades.target_side.view_service import ViewService
 
 Address = tuple[str, int]
 _BACKLOG = 512
@@ -62,8 +63,11 @@ class Server:
         limits: Limits | None = None, sink: Sink | None = None, keys: Keyring | None = None,
         advertise: str = "", first_controller: int = 0, firmware: str = "",
         faults: Faults | None = None, rdma: Sequence[Address] = (),
+        views: ViewService | None = None,
     ) -> None:  # fmt: skip
         """Serve *subsystems* at *listen* (port 0: any that is free), over RDMA at *rdma*.
+
+        *views* makes those that hosts ask for, and is closed with the server.
 
         *advertise* is the address that discovery tells; else that which the host came to.  Without
         *first_controller* ids begin anywhere: hosts that join the paths of several targets under
@@ -72,7 +76,8 @@ class Server:
         self.limits = limits or Limits()
         self.subsystems = list(subsystems)
         first = first_controller or random.randint(1, MAX_CONTROLLER_ID)
-        offer = Offer(self.limits, self._entries, firmware)
+        offered = views.limits if views is not None else NO_VIEWS
+        offer = Offer(self.limits, self._entries, firmware, offered)
         target = Target(self.subsystems, offer, first_controller=first)
         self.service = Service(
             target,
@@ -81,6 +86,7 @@ class Server:
             sink=sink or NullSink(),
             keys=keys,
             faults=faults,
+            views=views,
         )
         self.connections: set[Connection | RdmaConnection] = set()
         self.addresses: list[Address] = []  # where it listens, with real ports
@@ -142,8 +148,11 @@ class Server:
             listener.close()
         for thread in self._threads:
             thread.join(5)
+        if self.service.views is not None:
+            self.service.views.close()
+        self._close_retired()
         for subsystem in self.subsystems:
-            for namespace in subsystem.namespaces.values():
+            for namespace in reversed(subsystem.namespaces.values()):  # views before their volume
                 if not namespace.read_only:
                     namespace.flush()
                 namespace.close()
@@ -244,6 +253,13 @@ class Server:
                 for link in links:
                     if isinstance(link, Connection | RdmaConnection):
                         link.cut(f"keep-alive: nothing heard for {seconds:g} s")
+            self._close_retired()
+
+    def _close_retired(self) -> None:
+        with self.service.lock:
+            retired = self.service.target.take_retired()
+        for view in retired:
+            view.close()
 
     # -- the rest
 

@@ -10,6 +10,7 @@ from hyades.target_side.events import NullSink, Sink
 from hyades.target_side.faulty import Faults
 from hyades.target_side.limits import Limits
 from hyades.target_side.pool import BufferPool
+from hyades.target_side.view_service import ViewService
 
 
 @dataclass(slots=True)
@@ -23,4 +24,5 @@ class Service:
     sink: Sink = field(default_factory=NullSink)
     keys: Keyring | None = None
     faults: Faults | None = None
+    views: ViewService | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)

@@ -29,6 +29,6 @@ class Subsystem:
         """Return whether this host may connect."""
         return self.hosts is None or hostnqn in self.hosts
 
-    def uuid(self, nsid: int) -> UUID:
-        """Return the identity of a namespace, the same after a restart."""
-        return uuid5(NAMESPACE_OID, f"{self.nqn}/{nsid}")
+    def uuid(self, nsid: int, identity: str = "") -> UUID:
+        """Return the identity of a namespace, the same after a restart; see Namespace.identity."""
+        return uuid5(NAMESPACE_OID, f"{self.nqn}/{nsid}" + (f"/{identity}" if identity else ""))
