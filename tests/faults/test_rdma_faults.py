@@ -1,6 +1,6 @@
 """What goes wrong over RDMA: keys that are not valid, peers that vanish, receives that are missing.
 
-tests/vm/test_rdma_faults.py runs this file in a guest with the kernel's software device.
+tests/vm/test_rdma_guest_faults.py runs this file in a guest with the kernel's software device.
 """
 
 import select
