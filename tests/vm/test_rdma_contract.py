@@ -1,4 +1,4 @@
-"""The transport contract over RDMA: tests/contracts/test_nvme_rdma.py in the guest."""
+"""The transport contract over RDMA: tests/contracts/test_rdma_transport.py in the guest."""
 
 import pytest
 from tests.vm import rdma
@@ -11,6 +11,6 @@ _SOME = "TestMemory or write_then_read or whole_batch or queue_holds or close or
 
 def test_the_contract_suite(machine: Machine) -> None:
     rdma.prepare(machine)
-    last = rdma.run_tests(machine, "tests/contracts/test_nvme_rdma.py", "-k", _SOME, timeout=500)
+    last = rdma.run_tests(machine, "tests/contracts/test_rdma_transport.py", "-k", _SOME, timeout=500)
     assert "passed" in last
     assert "skipped" not in last
