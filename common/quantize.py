@@ -16,51 +16,17 @@ for the infinities, -128 for NaN, and the finite values use 126 and below. Zero 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hyades.common import quantize_kernels as kernels
+from hyades.common.encodings import Counts, Encoding, encoded_row_bytes
 from hyades.common.errors import DataError, UsageError
-from hyades.common.layout import int8_row
 
-Encoding = Literal["float32", "float16", "bfloat16", "int8"]
-ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What an encoding met: values in all, beyond the type's range, NaN or infinite."""
-
-    values: int = 0
-    saturated: int = 0
-    nonfinite: int = 0
-
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
-            self.values + other.values,
-            self.saturated + other.saturated,
-            self.nonfinite + other.nonfinite,
-        )
-
-
-def check_encoding(name: str) -> Encoding:
-    """Return *name* as an Encoding; UsageError lists those there are."""
-    for encoding in ENCODINGS:
-        if encoding == name:
-            return encoding
-    raise UsageError(f"no encoding {name!r}: use one of {', '.join(ENCODINGS)}")
-
-
-def encoded_row_bytes(encoding: Encoding, width: int) -> int:
-    """Return the bytes of a row of *width* values."""
-    if encoding == "int8":
-        return int8_row(width).itemsize
-    return width * (4 if encoding == "float32" else 2)
 
 
 def encode_rows(rows: Floats, encoding: Encoding, out: Bytes | None = None) -> tuple[Bytes, Counts]:

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyades.common.checksum import crc32c
+from hyades.common.encodings import Encoding, encoded_row_bytes
 from hyades.common.errors import DataError, UsageError
 from hyades.common.layout import BLOCK, FORMAT_VERSION, MAX_RANGE_ROWS, VIEW_HEAD, VIEW_MAGIC
 from hyades.common.pages import MAX_PAGE, MIN_PAGE, PageShape
-from hyades.common.quantize import Encoding, encoded_row_bytes
 from hyades.common.units import round_up
 from hyades.common.views import SparseShape, dense_shape, sparse_shape
 

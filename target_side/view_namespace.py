@@ -11,7 +11,7 @@ Rules:
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,7 +22,9 @@ from hyades.common.nvme.status import DNR, StatusCode, describe
 from hyades.common.viewspec import ViewSpec
 from hyades.target_side.events import Sink, ViewFailed
 from hyades.target_side.namespaces import FileRange, Namespace
-from hyades.target_side.stage.viewpages import ViewPages
+
+if TYPE_CHECKING:
+    from hyades.target_side.stage.viewpages import ViewPages
 
 
 class NamespaceBlocks:
@@ -74,7 +76,7 @@ class ViewNamespace:
     read_only = True
 
     def __init__(
-        self, pages: ViewPages, name: str, *, stopped: threading.Event, sink: Sink,
+        self, pages: "ViewPages", name: str, *, stopped: threading.Event, sink: Sink,
         closed: Callable[[], None],
     ) -> None:  # fmt: skip
         """Serve *pages*, which it closes; *stopped* ends what they read, *closed* is called once.

@@ -7,7 +7,8 @@ Rules:
    never by the thread of a connection and never with the lock of the controllers held;
    `ViewJob.done` is called exactly once, by the helper, unless the target ends before.
 3. `ViewJob.stopped` ends a job at its next read, and the view that came of it.
-4. torch is imported when a projection is asked for, and not before.
+4. torch is imported when a projection is asked for, and not before; so are the compiled kernels of
+   the stage with the first view.
 """
 
 import sys
@@ -16,21 +17,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from typing import TYPE_CHECKING
 
+from hyades.common.encodings import ENCODINGS, check_encoding
 from hyades.common.errors import BackendMissing, DataError, HyadesError, UsageError
 from hyades.common.nvme.status import DNR, StatusCode
-from hyades.common.nvme.vendor import ViewRequest, parse_request
+from hyades.common.nvme.vendor import Floats, ViewRequest, parse_request
 from hyades.common.pages import DEFAULT_PAGE
-from hyades.common.quantize import ENCODINGS, check_encoding
 from hyades.common.units import GIB, parse_size
 from hyades.common.volume import Volume
 from hyades.target_side.events import NullSink, Sink, ViewClosed
 from hyades.target_side.limits import ViewLimits
 from hyades.target_side.namespaces import Namespace
 from hyades.target_side.stage.options import StageOptions
-from hyades.target_side.stage.project import Floats
-from hyades.target_side.stage.viewpages import ViewPages, make_spec
 from hyades.target_side.view_namespace import NamespaceBlocks, ViewNamespace
+
+if TYPE_CHECKING:
+    from hyades.target_side.stage.viewpages import ViewPages
 
 DEFAULT_MEMORY = GIB
 _SHARES = 4
@@ -145,6 +148,8 @@ class ViewService:
         self, source: Namespace, what: ViewRequest, weights: Sequence[Floats],
         stopped: threading.Event, closed: Callable[[], None],
     ) -> ViewNamespace:  # fmt: skip
+        from hyades.target_side.stage.viewpages import ViewPages, make_spec
+
         if weights:
             _need_torch()
         if source.identity:
@@ -192,7 +197,7 @@ class _NoMemoryError(UsageError):
     """There is too little stage memory for a view."""
 
 
-def _build_pages(make: Callable[[], ViewPages]) -> ViewPages:
+def _build_pages(make: Callable[[], "ViewPages"]) -> "ViewPages":
     try:
         return make()
     except UsageError as error:

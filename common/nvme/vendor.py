@@ -25,12 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyades.common.checksum import crc32c
+from hyades.common.encodings import Encoding
 from hyades.common.errors import DataError, PeerError, UsageError
 from hyades.common.layout import FORMAT_VERSION
 from hyades.common.nvme.commands import Command, build
 from hyades.common.nvme.layout import ALL_NAMESPACES, VIEW_REQUEST, Vendor
 from hyades.common.pages import DEFAULT_PAGE, MAX_PAGE, MIN_PAGE
-from hyades.common.quantize import Encoding
 from hyades.common.units import round_up
 from hyades.common.viewspec import SampleSpec, Small
 

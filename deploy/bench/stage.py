@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyades.common.blocks import FileBlocks
+from hyades.common.encodings import Encoding
 from hyades.common.errors import UsageError
-from hyades.common.quantize import Encoding
 from hyades.common.units import MIB
 from hyades.common.views import SparseShape
 from hyades.common.viewspec import SampleSpec

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hyades.common.quantize import Encoding
+from hyades.common.encodings import Encoding
 
 Bytes = NDArray[np.uint8]
 Ids = NDArray[np.uint16]

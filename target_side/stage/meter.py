@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hyades.common.quantize import Counts
+from hyades.common.encodings import Counts
 from hyades.common.trace import Event, NullSink, Sink, Span
 
 

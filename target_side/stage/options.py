@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 
+from hyades.common.encodings import encoded_row_bytes
 from hyades.common.errors import UsageError
 from hyades.common.pages import PageShape
-from hyades.common.quantize import encoded_row_bytes
 from hyades.common.units import MIB, format_size
 from hyades.common.viewspec import ViewSpec
 from hyades.target_side.stage.meter import Meter

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from hyades.common.encodings import Encoding, encoded_row_bytes
 from hyades.common.errors import UsageError
-from hyades.common.quantize import Encoding, encoded_row_bytes
 from hyades.target_side.stage.blocks import Block, Ids, Operator, Rows
 
 ORDER = ("stream", "sample", "project", "quantise")

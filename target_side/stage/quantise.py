@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from hyades.common.quantize import Encoding, decode_rows, encode_rows
+from hyades.common.encodings import Encoding
+from hyades.common.quantize import decode_rows, encode_rows
 from hyades.target_side.stage.blocks import Block
 from hyades.target_side.stage.meter import Meter, OperatorCounts
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyades.common.catalog import Catalog, ObjectInfo
+from hyades.common.encodings import Encoding
 from hyades.common.errors import DataError, DeviceLost, HyadesError, UsageError
-from hyades.common.quantize import Encoding
 from hyades.target_side.stage.meter import Meter
 
 # Returns the bytes of a page, checked against its page table, for any thread: PageStore.read_page.

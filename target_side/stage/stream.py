@@ -5,7 +5,7 @@ from concurrent.futures import Executor
 
 import numpy as np
 
-from hyades.common.quantize import Encoding
+from hyades.common.encodings import Encoding
 from hyades.target_side.stage.ahead import Ahead
 from hyades.target_side.stage.blocks import Block, Bytes, Ids
 from hyades.target_side.stage.meter import OperatorCounts

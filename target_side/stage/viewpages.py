@@ -11,10 +11,10 @@ import numpy as np
 
 from hyades.common.catalog import Catalog
 from hyades.common.checksum import crc32c
+from hyades.common.encodings import Encoding
 from hyades.common.errors import DataError, UsageError
 from hyades.common.layout import BLOCK
 from hyades.common.pages import DEFAULT_PAGE, PageShape
-from hyades.common.quantize import Encoding
 from hyades.common.trace import Sink
 from hyades.common.views import SparseShape, build_sparse, open_dense, seal
 from hyades.common.viewspec import (

@@ -10,17 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from hyades.common.encodings import ENCODINGS, Counts, check_encoding, encoded_row_bytes
 from hyades.common.errors import DataError, UsageError
 from hyades.common.layout import int8_row
-from hyades.common.quantize import (
-    ENCODINGS,
-    Counts,
-    check_encoding,
-    check_rows,
-    decode_rows,
-    encode_rows,
-    encoded_row_bytes,
-)
+from hyades.common.quantize import check_rows, decode_rows, encode_rows
 
 ALL = np.arange(1 << 16, dtype=np.uint16)
 LARGEST = {"float16": np.float32(65504), "bfloat16": np.float32(3.3895313892515355e38)}
