@@ -19,6 +19,7 @@ from hyades.common.nvme.commands import check_nqn
 from hyades.common.nvme.identify import ADDRESS_BYTES
 from hyades.common.nvme.psk import Keyring, load_psk
 from hyades.common.units import parse_size
+from hyades.deploy.serving_views import build_views, open_views
 from hyades.target_side.events import Sink
 from hyades.target_side.faulty import Faults, parse_fault
 from hyades.target_side.limits import Limits
@@ -32,7 +33,8 @@ _RDMA = "rdma:"  # before an address
 _EMBEDDED_ONLY = (
     "create", "read_only", "block_size", "tls_psk", "advertise", "metrics", "fault", "log",
     "max_transfer", "in_capsule", "max_data_pdu", "buffers", "connections", "queues", "depth",
-    "handshake", "stall", "grace",
+    "handshake", "stall", "grace", "view", "views", "view_host", "stage_memory", "stage_threads",
+    "stage_cores",
 )  # fmt: skip
 Backend = Literal["embedded", "spdk", "kernel"]
 
@@ -53,6 +55,12 @@ class Settings(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     advertise: str = ""
     metrics: str = ""
     fault: list[str] = []
+    view: list[str] = []
+    views: int = 8
+    view_host: list[str] = []
+    stage_memory: str = "1GiB"
+    stage_threads: int = 1
+    stage_cores: str = ""
     log: Literal["text", "json"] = "text"
     backend: Backend = "embedded"
     spdk_socket: str = ""
@@ -133,12 +141,21 @@ def build_server(settings: Settings, sink: Sink) -> Server:
 
         probe()
     faults = Faults([parse_fault(text) for text in settings.fault]) if settings.fault else None
+    views = build_views(
+        sink,
+        memory=settings.stage_memory,
+        threads=settings.stage_threads,
+        cores=settings.stage_cores,
+        count=settings.views,
+        hosts=settings.view_host,
+    )
     namespaces = open_namespaces(settings)
     epoch = cache_epoch(list(namespaces.values()))
     if faults is not None:
         namespaces = {nsid: faults.wrap(namespace) for nsid, namespace in namespaces.items()}
     hosts = frozenset(settings.allow_host) if settings.allow_host else None
     try:
+        namespaces = open_views(views, settings.view, namespaces)
         subsystem = Subsystem(settings.nqn, namespaces, hosts, epoch=epoch)
         return Server(
             [subsystem],
@@ -150,9 +167,10 @@ def build_server(settings: Settings, sink: Sink) -> Server:
             firmware=__version__,
             faults=faults,
             rdma=rdma,
+            views=views,
         )
     except BaseException:
-        for namespace in namespaces.values():
+        for namespace in reversed(namespaces.values()):
             namespace.close()
         raise
 

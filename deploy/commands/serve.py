@@ -35,6 +35,18 @@ _SWITCH_INTERVAL = 0.0005  # seconds; a connection's thread runs for microsecond
     metavar="FILE[,ro][,block=512]",
     help="A file, a block device, or mem:SIZE; repeatable: namespace 1, 2, ...",
 )
+@click.option(
+    "--view",
+    multiple=True,
+    metavar="OBJECT:TYPE[,page=256KiB][,of=1]",
+    help="One more namespace: a matrix of the first (or of=...) as float16, bfloat16, int8, "
+    "converted when it is read; repeatable.",
+)
+@click.option("--views", type=int, help="That a host may ask for; 0: none. [8]")
+@click.option("--view-host", multiple=True, metavar="NQN", help="Who may ask. [all that connect]")
+@click.option("--stage-memory", metavar="SIZE", help="Of all views; one takes a quarter. [1GiB]")
+@click.option("--stage-threads", type=int, help="Of a view, that compute ahead. [1]")
+@click.option("--stage-cores", metavar="LIST", help="Where they run, such as 0,2-3. [anywhere]")
 @click.option("--nqn", help="Name of the subsystem, such as nqn.2026-01.org.example:features.")
 @click.option(
     "--listen",
@@ -96,6 +108,7 @@ def command(config: Path | None, block_size: str | None, dry_run: bool, **flags:
 
     \b
     hyades serve --namespace g.vol --nqn nqn.2026-01.org.example:g
+    hyades serve --namespace g.vol,ro --view features:float16 --nqn nqn.2026-01.org.example:g
     hyades serve -n new.vol --create 10GiB --nqn nqn.2026-01.org.example:new -l 127.0.0.1:0
     hyades serve -n /dev/nvme1n1 --nqn nqn.2026-01.org.example:ssd -l 10.0.0.5 --tls-psk key.txt
     """  # fmt: skip
