@@ -15,7 +15,8 @@
 5. A wrong data digest, or an answer that blames the path, sends a request again up to _TRIES times;
    any other error ends it with the status of hyades.common.nvme.status.
 6. Without a live link for ctrl_loss_timeout seconds, counted from the last loss before which a
-   command was answered, everything ends with Status.LOST, now and later.
+   command was answered, everything ends with Status.LOST, now and later.  Who looks only then, for
+   example to close a volume, does not wait as long again.
 One thread calls everything but `locate`.  Which flushes succeed: nvme_flushes.py.
 """
 
@@ -40,6 +41,7 @@ _TRIES = 8
 _PAUSE = 0.1  # seconds before a path that was blamed is tried again; doubled
 _LOOK = 0.05  # seconds between two looks at the clock
 STALLED = 4
+_LAST_CHANCE = 6.0  # seconds; longer than a path pauses between two attempts
 _KEPT = 64  # failures whose NVMe status is remembered, for messages
 _LOST, _CANCELLED = int(Status.LOST), int(Status.CANCELLED)
 
@@ -185,7 +187,7 @@ class NvmeEngine:
             for other in self.links:
                 other.dirty = True
         if alone and self._down_since is None:
-            self._down_since = now
+            self._down_since = self._outage_began(link, now)
         self.last_loss = f"{link.path.address}: {error}"
         gone = isinstance(error, Gone)
         silent = isinstance(error, Gone) and not error.by_peer
@@ -205,8 +207,17 @@ class NvmeEngine:
             if writes or not lane.wire.closed:
                 self._dying.append(Dying(lane.wire, writes, until, silent=silent))
 
+    def _outage_began(self, link: Link, now: float) -> float:
+        """Return since when there is no path: not just now where nobody has looked for long.
+
+        In any case the paths are left the time for one more attempt.
+        """
+        earliest = now - max(0.0, self.options.ctrl_loss_timeout - _LAST_CHANCE)
+        return max(link.session.ended_at or now, earliest)
+
     def _give_up(self) -> None:
-        problems = "; ".join(f"{p.address}: {p.problem}" for p in self._paths.paths)
+        told = ((str(path.address), str(path.problem)) for path in self._paths.paths)
+        problems = "; ".join(text if where in text else f"{where}: {text}" for where, text in told)
         self.gone = f"no path for {self.options.ctrl_loss_timeout:g} s: {problems}"
         self.last_failure = self.flush_failure = self.gone
         self._paths.stop()

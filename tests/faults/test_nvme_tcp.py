@@ -175,6 +175,28 @@ def test_ctrl_loss_timeout(server, relay):
         transport.submit(batch)
 
 
+def test_who_looks_late_does_not_wait_as_long_again(server, relay):
+    """As closing a volume does after a run that has waited in vain: one more attempt, no more."""
+    transport = connect(relay.address, ctrl_loss_timeout=60)
+    engine, path = transport._engine, transport._paths.paths[0]
+    relay.cut()
+    late = after(10)
+    while path.problem is None:  # its own thread has noticed; nobody has asked the transport yet
+        time.sleep(0.01)
+        assert not late()
+    assert engine.losses == 0
+    now = time.monotonic() + 100
+    engine.look(now)
+    assert engine.losses == 1
+    assert not engine.gone
+    engine.look(now + 5)
+    assert not engine.gone
+    engine.look(now + 6.1)
+    assert engine.gone.startswith("no path for 60 s: 127.0.0.1:")
+    assert engine.gone.count(f":{relay.address[1]}") < 3  # the address not before a text with it
+    transport.close()
+
+
 def test_a_target_that_never_answers():
     listener = socket.create_server(("127.0.0.1", 0))  # the kernel connects, nobody accepts
     with listener, pytest.raises(PeerError, match=r"127\.0\.0\.1:\d+.*no answer"):
