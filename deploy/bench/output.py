@@ -142,7 +142,8 @@ def _figure(width: float, height: float) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise BackendMissing(
-            "plots need matplotlib, which is not installed: pip install 'hyades[bench]'"
+            "plots need matplotlib, which is not installed: pip install -c constraints.txt -e"
+            " '.[bench]'"
         ) from error
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)

@@ -21,7 +21,7 @@ from hyades.common.errors import BackendMissing
 from hyades.common.jit import cache_directory
 
 Target = tuple[int, int]  # compute capability: (9, 0) is Hopper
-_FIX = "pip install 'hyades[ptx]'"
+_FIX = "pip install -c constraints.txt -e '.[ptx]'"
 _USED = re.compile(r"Used (\d+) registers")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 

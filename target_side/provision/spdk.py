@@ -47,7 +47,8 @@ class Client:
             from spdk.rpc.client import JSONRPCClient, JSONRPCException
         except ImportError as error:
             raise BackendMissing(
-                f"the Python package spdk is not installed ({error}): pip install 'hyades[fabrics]'"
+                f"the Python package spdk is not installed ({error}): pip install -c"
+                " constraints.txt -e '.[fabrics]'"
             ) from error
         self._refused: type[Exception] = JSONRPCException
         try:
