@@ -244,7 +244,7 @@ def _fabrics(machine: Surroundings) -> Iterator[Check]:
         status="ok" if have else "missing",
         detail=", ".join(have) or "neither nvme_tcp nor nvmet is loaded",
         needed_for="mounting a served volume, or serving one from the kernel",
-        fix="modprobe nvme_tcp nvmet",
+        fix="sudo modprobe -a nvme_tcp nvmet_tcp",
     )
     for program, package, purpose in (
         ("nvme", "nvme-cli", "connecting the kernel to a served volume"),
