@@ -2,6 +2,7 @@
 
 import click
 
+from hyades.common.errors import HyadesError
 from hyades.common.nvme.layout import DISCOVERY_NQN
 from hyades.deploy.commands.common import table
 from hyades.proxy.transports.nvme_discovery import discover
@@ -26,7 +27,13 @@ def command(address: str, hostnqn: str | None, tls_psk: str | None) -> None:
     options = {"hostnqn": hostnqn, "tls": tls_psk, "timeout": "10"}
     query = "&".join(f"{key}={value}" for key, value in options.items() if value)
     asked = parse(Url(f"{SCHEME}://{address}/{DISCOVERY_NQN}?{query}"))
-    found = discover(asked, asked.addresses[0])
+    where = str(asked.addresses[0])
+    try:
+        found = discover(asked, asked.addresses[0])
+    except HyadesError as error:
+        if where in str(error):
+            raise
+        raise type(error)(f"{where}: {error}") from error
     rows = [
         [
             entry.subnqn, _KINDS.get(entry.subtype, str(entry.subtype)),
@@ -36,6 +43,6 @@ def command(address: str, hostnqn: str | None, tls_psk: str | None) -> None:
         for entry in found
     ]  # fmt: skip
     if not rows:
-        click.echo(f"{asked.addresses[0]} offers nothing to {asked.hostnqn}")
+        click.echo(f"{where} offers nothing to {asked.hostnqn}")
         return
     click.echo(table(["subsystem", "kind", "transport", "address", "TLS"], rows, left=5))

@@ -194,6 +194,12 @@ class Session:
             wire = Wire(sock, queue)
             queue.start(time.monotonic())
             self._exchange(wire, lambda: queue.state is State.READY)
+        except Gone as error:
+            sock.close()
+            if error.by_peer and options.psk is None:
+                hint = f"{error} before it said anything: does it want TLS, with a key?"
+                raise Gone(hint, by_peer=True) from error
+            raise
         except BaseException:
             sock.close()
             raise

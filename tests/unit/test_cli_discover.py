@@ -1,6 +1,7 @@
 """hyades discover."""
 
 import socket
+import threading
 
 from click.testing import CliRunner
 from tests.reference import nvme
@@ -37,3 +38,20 @@ def test_nobody_listens():
     assert code == 2
     assert f"hyades serve --listen {host}:{port}" in output
     assert run("not an address")[0] == 2
+
+
+def test_who_hangs_up_at_once_may_want_tls():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+
+        def hang_up():
+            with listener.accept()[0] as sock:
+                sock.recv(1 << 16)
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        code, output = run(f"{host}:{port}")
+        thread.join()
+    assert code == 4
+    assert f"{host}:{port}: the target closed the connection" in output
+    assert "does it want TLS" in output
