@@ -113,8 +113,10 @@ class ViewNamespace:
 
     def read_into(self, offset: int, into: memoryview) -> int:
         """Compute the bytes; return a status code."""
+        if self._stopped.is_set():
+            return StatusCode.INVALID_NAMESPACE | DNR
         try:
-            into[:] = self._pages.read(offset // BLOCK, len(into) // BLOCK)
+            self._pages.read_into(offset // BLOCK, into)
         except (HyadesError, MemoryError) as error:
             if self._stopped.is_set():
                 return StatusCode.INVALID_NAMESPACE | DNR

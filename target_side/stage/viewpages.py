@@ -176,24 +176,35 @@ class ViewPages:
 
     def read(self, lba: int, count: int) -> bytearray:
         """Return *count* blocks from *lba* on, zeros where nothing lies; as BlockDevice.read."""
+        self._check_span(lba, count)
+        out = bytearray(count * BLOCK)
+        self.read_into(lba, memoryview(out))
+        return out
+
+    def read_into(self, lba: int, into: memoryview) -> None:
+        """Fill *into*, whole blocks, from *lba* on, as `read`; after an error it holds anything."""
+        self._check_span(lba, len(into) // BLOCK)
+        begin, end = lba * BLOCK, lba * BLOCK + len(into)
+        head, place = len(self._head_bytes), self.shape.page_bytes
+        done = begin  # bytes of the view before are in *into*
+        if begin < head:
+            done = min(end, head)
+            into[: done - begin] = self._head_bytes[begin:done]
+        while done < end:
+            number, at = divmod(done - head, place)
+            page, after = self.page(number), min(end, done - at + place)
+            filled = max(min(len(page) - at, after - done), 0)
+            into[done - begin : done - begin + filled] = page[at : at + filled].data
+            if done + filled < after:
+                into[done + filled - begin : after - begin] = bytes(after - done - filled)
+            done = after
+
+    def _check_span(self, lba: int, count: int) -> None:
         if lba < 0 or count < 0 or lba + count > self.nblocks:
             raise UsageError(
                 f"view of {self.spec.source!r}: LBA {lba} + {count} blocks is outside its "
                 f"{self.nblocks} blocks"
             )
-        out = bytearray(count * BLOCK)
-        begin, end = lba * BLOCK, (lba + count) * BLOCK
-        head, place = len(self._head_bytes), self.shape.page_bytes
-        if begin < head:
-            part = self._head_bytes[begin : min(end, head)]
-            out[: len(part)] = part
-        first = max(begin - head, 0) // place
-        for number in range(first, -(-(end - head) // place) if end > head else first):
-            page, at = self.page(number), head + number * place
-            low, high = max(begin, at), min(end, at + len(page))
-            if low < high:
-                out[low - begin : high - begin] = page[low - at : high - at].data
-        return out
 
     def close(self) -> None:
         """End the threads; what they are at is finished first, and reads that wait get theirs."""

@@ -40,10 +40,18 @@ from hyades.common.quantize import encode_rows
 from hyades.common.units import KIB, MIB
 from hyades.common.viewspec import SampleSpec
 from hyades.common.volume import Volume
-from hyades.target_side.events import Failed, ViewClosed, ViewFailed, ViewOpened, ViewRefused
+from hyades.target_side.events import (
+    Failed,
+    NullSink,
+    ViewClosed,
+    ViewFailed,
+    ViewOpened,
+    ViewRefused,
+)
 from hyades.target_side.limits import ViewLimits
 from hyades.target_side.namespaces import FileNamespace
 from hyades.target_side.stage.viewpages import open_volume_view
+from hyades.target_side.view_namespace import NamespaceBlocks, ViewNamespace
 
 OTHER = "nqn.2026-01.org.example:other"
 SAMPLE = SampleSpec(1, 4, 1, ((0, 1),), "none")
@@ -480,3 +488,25 @@ def test_a_discovery_controller_has_no_views(serve):
     assert code == StatusCode.INVALID_OPCODE | DNR
     assert "no views here" in log.named(ViewRefused)[0].reason
     queue.close()
+
+
+def test_what_a_buffer_held_before_is_gone(path):
+    what = ViewRequest("features", "int8", sample=SAMPLE)  # its pages are partly empty
+    expected = made_here(path, what)
+    source = FileNamespace(path, read_only=True)
+    with Volume.open(NamespaceBlocks(source, threading.Event())) as volume:
+        pages = open_volume_view(volume, "features", encoding="int8", sample=SAMPLE)
+        view = ViewNamespace(
+            pages, "v", stopped=threading.Event(), sink=NullSink(), closed=lambda: None
+        )
+        for lba in range(view.blocks - 1):
+            into = bytearray(b"\xff" * 2 * BLOCK)
+            assert view.read_into(lba * BLOCK, memoryview(into)) == 0
+            assert into == expected[lba * BLOCK : (lba + 2) * BLOCK]
+        assert view.view(0, BLOCK) is view.reference(0, BLOCK) is None
+        assert view.zero(0, BLOCK) == StatusCode.WRITE_PROTECTED | DNR
+        view.close()
+        view.close()
+        gone = StatusCode.INVALID_NAMESPACE | DNR
+        assert view.read_into(0, memoryview(bytearray(BLOCK))) == gone
+    source.close()
