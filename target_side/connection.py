@@ -26,7 +26,7 @@ from hyades.common.nvme.target import TargetQueue
 from hyades.common.nvme.tls import PskSocket, wrap_server
 from hyades.target_side.controller import Controller
 from hyades.target_side.counters import Counters
-from hyades.target_side.events import Accepted, Closed, Refused
+from hyades.target_side.events import AT_STOP, BY_HOST, WITH_ADMIN_QUEUE, Accepted, Closed, Refused
 from hyades.target_side.executor import Executor
 from hyades.target_side.output import Output
 from hyades.target_side.service import Service
@@ -58,6 +58,7 @@ class Connection:
         )  # fmt: skip
         self.draining = False
         self._cut = ""
+        self._refused = False
         self._window, self._window_bytes = self.born, 0
         self._received = 0
         self.output = Output(sock, service.pool)
@@ -122,7 +123,8 @@ class Connection:
         return identity.hostnqn == hostnqn and subnqn in (identity.subnqn, DISCOVERY_NQN)
 
     def refused(self, reason: str) -> None:
-        """Report a Connect that was refused."""
+        """Report a Connect that was refused, or a connection that never became a queue."""
+        self._refused = True
         self.service.totals.refused += 1
         self.service.sink.emit(Refused(self.peer, reason))
 
@@ -139,7 +141,7 @@ class Connection:
             if self._cut:
                 return self._cut
             if self.draining and self.executor.idle and not blocked:
-                return "the target stops"
+                return AT_STOP
             if not self._receive():
                 self._wait(blocked)
 
@@ -152,7 +154,7 @@ class Connection:
                 return turn > 0
             if not count:
                 whole = self.queue.idle or self.executor.only_events
-                raise PeerError("closed by the host" if whole else "closed by the host, half-way")
+                raise PeerError(BY_HOST if whole else "closed by the host, half-way")
             self._received += count
             now = time.monotonic()
             self.last_heard = now
@@ -215,7 +217,7 @@ class Connection:
             others = service.target.leave(self)
         for link in others:
             if not self.draining and isinstance(link, Connection):
-                link.cut("the controller's admin queue is gone")
+                link.cut(WITH_ADMIN_QUEUE)
         service.pool.forget(self)
         with suppress(OSError):
             self._say_farewell()
@@ -225,10 +227,10 @@ class Connection:
         self.sock.close()
         self._waker.close()
         service.totals.close(self.counters)
-        if controller is None:
-            self.refused(reason)
-        else:
+        if controller is not None:
             service.sink.emit(Closed(self.peer, controller.cntlid, qid, reason))
+        elif not self._refused:
+            self.refused(reason)
 
     def _say_farewell(self) -> None:
         """Send what is left and wait for the peer to close: a reset would take it back."""

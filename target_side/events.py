@@ -11,6 +11,12 @@ from typing import Protocol, TextIO
 
 import msgspec
 
+# Why a queue ends in order.
+BY_HOST = "closed by the host"
+WITH_ADMIN_QUEUE = "the controller's admin queue is gone"
+AT_STOP = "the target stops"
+_ORDERLY = frozenset((BY_HOST, WITH_ADMIN_QUEUE, AT_STOP))
+
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
     """The target accepts connections."""
@@ -141,7 +147,10 @@ class NullSink:
 
 
 class LineSink:
-    """Writes each event as one line, as JSON or as text."""
+    """Writes each event as one line, as JSON or as text.
+
+    Text is for people: of a host that comes and goes in order it has the admin queue alone.
+    """
 
     def __init__(self, stream: TextIO, *, as_json: bool) -> None:
         self._stream: TextIO | None = stream
@@ -150,6 +159,8 @@ class LineSink:
 
     def emit(self, event: Event) -> None:
         """Write it; a stream that is gone is no reason to stop serving."""
+        if not self._as_json and _is_minor(event):
+            return
         fields = msgspec.to_builtins(event)
         name = fields.pop("type")
         now = time.time()
@@ -167,6 +178,13 @@ class LineSink:
                 self._stream.flush()
             except (OSError, ValueError):
                 self._stream = None
+
+
+def _is_minor(event: Event) -> bool:
+    """Return whether *event* is of an I/O queue that does what its admin queue tells already."""
+    if isinstance(event, Closed):
+        return event.queue > 0 and event.reason in _ORDERLY
+    return isinstance(event, Accepted) and event.queue > 0
 
 
 def _quoted(value: object) -> str:

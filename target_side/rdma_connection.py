@@ -22,7 +22,7 @@ from hyades.common.rdma.cm import Identifier
 from hyades.common.rdma.endpoint import Broken, Endpoint, Send, Verb
 from hyades.target_side.controller import Controller
 from hyades.target_side.counters import Counters
-from hyades.target_side.events import Accepted, Closed, Refused
+from hyades.target_side.events import AT_STOP, WITH_ADMIN_QUEUE, Accepted, Closed, Refused
 from hyades.target_side.executor import Executor
 from hyades.target_side.rdma_output import RdmaOutput
 from hyades.target_side.service import Service
@@ -52,6 +52,7 @@ class RdmaConnection:
         self.draining = False
         self.ended = False
         self._cut = ""
+        self._refused = False
         self._waker = Waker()
         self.executor = Executor(self)
         self._poll = select.poll()
@@ -105,7 +106,8 @@ class RdmaConnection:
         return True
 
     def refused(self, reason: str) -> None:
-        """Report a Connect that was refused."""
+        """Report a Connect that was refused, or a connection that never became a queue."""
+        self._refused = True
         self.service.totals.refused += 1
         self.service.sink.emit(Refused(self.peer, reason))
 
@@ -117,7 +119,7 @@ class RdmaConnection:
             if self._cut:
                 return self._cut
             if self.draining and self.executor.idle and not blocked:
-                return "the target stops"
+                return AT_STOP
             if not self._receive():
                 self._wait()
 
@@ -153,16 +155,16 @@ class RdmaConnection:
             others = service.target.leave(self)
         for link in others:
             if not self.draining and isinstance(link, RdmaConnection):
-                link.cut("the controller's admin queue is gone")
+                link.cut(WITH_ADMIN_QUEUE)
         service.pool.forget(self)
         if whole:
             with suppress(PeerError):
                 self._say_farewell()
         self.discard()
-        if controller is None:
-            self.refused(reason)
-        else:
+        if controller is not None:
             service.sink.emit(Closed(self.peer, controller.cntlid, qid, reason))
+        elif not self._refused:
+            self.refused(reason)
 
     def discard(self) -> None:
         """Let go of everything; the identifier is the listener's to free."""

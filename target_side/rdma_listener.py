@@ -28,6 +28,7 @@ from hyades.common.rdma.cm import Channel, Event, Identifier, Kind, socket_addre
 from hyades.common.rdma.device import Device, Devices
 from hyades.common.rdma.endpoint import Endpoint
 from hyades.common.rdma.library import probe
+from hyades.target_side.events import BY_HOST
 from hyades.target_side.rdma_connection import RdmaConnection
 from hyades.target_side.rdma_output import RegisteredPool
 from hyades.target_side.service import Service
@@ -35,7 +36,7 @@ from hyades.target_side.waker import Waker
 
 MAX_TRANSFER = 8 << 20  # the largest power of two that a keyed descriptor can name
 _GONE = {
-    Kind.DISCONNECTED: "closed by the host", Kind.DEVICE_REMOVAL: "the RDMA device was removed",
+    Kind.DISCONNECTED: BY_HOST, Kind.DEVICE_REMOVAL: "the RDMA device was removed",
     Kind.CONNECT_ERROR: "the connection failed", Kind.UNREACHABLE: "the host is unreachable",
     Kind.REJECTED: "the host rejected the connection",
     Kind.ADDRESS_CHANGE: "the address of the RDMA device changed",

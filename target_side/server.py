@@ -30,6 +30,7 @@ from hyades.target_side.admission import MAX_CONTROLLER_ID, Target
 from hyades.target_side.connection import Connection
 from hyades.target_side.controller import NO_VIEWS, Offer
 from hyades.target_side.events import (
+    AT_STOP,
     Expired,
     Listening,
     NullSink,
@@ -142,7 +143,7 @@ class Server:
         self._await_end(deadline)
         left = self._snapshot()
         for connection in left:
-            connection.cut("the target stops")
+            connection.cut(AT_STOP)
         self._await_end(time.monotonic() + 5)
         for listener in self._listeners:
             listener.close()

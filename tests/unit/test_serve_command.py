@@ -241,3 +241,17 @@ def test_serving_imports_neither_torch_nor_numba():
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_text_log_has_one_line_for_a_host_that_comes_and_one_as_it_goes(serve):
+    served = serve("--namespace", "mem:1MiB", "--listen", "127.0.0.1:0", "--log", "text")
+    host = Host(served.addresses[0])
+    assert host.io.write(1, pattern(8192)) == 0
+    host.close()
+    with pytest.raises(UsageError, match="refused queue 0"):
+        Host(served.addresses[0], nqn="nqn.2026-01.org.example:nobody")
+    _, log = served.stop()
+    lines = [line.split(maxsplit=2)[1:] for line in log.splitlines()]
+    assert [name for name, _ in lines].count("accepted") == 1
+    assert " queue=0 " in next(rest for name, rest in lines if name == "accepted")
+    assert [name for name, _ in lines].count("refused") == 1
