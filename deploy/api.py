@@ -26,6 +26,7 @@ from hyades.common.volume import Volume
 from hyades.deploy import assemble
 from hyades.deploy.machine import cores
 from hyades.deploy.original import read_original
+from hyades.deploy.outage import out_of_reach
 from hyades.deploy.outputs import open_outputs, source_of, take_outputs
 from hyades.deploy.report.build import candidates_of
 from hyades.deploy.report.model import Candidate, Report
@@ -226,6 +227,8 @@ class _ProgressSink:
         self._progress = progress
         self._sink = sink
         self._layers = layers
+        self._last: Advance | None = None
+        self.devices: Sequence[Transport] = ()
 
     def emit(self, event: Event) -> None:
         """Take one event."""
@@ -235,6 +238,10 @@ class _ProgressSink:
         if self._progress is not None and isinstance(event, Advance):
             passes = f" pass {event.pass_index + 1}/{event.passes}" if event.passes > 1 else ""
             phase = f"{event.stage + 1}/{self._layers} {event.name}{passes}"
+            if event == self._last:  # no progress: it may wait for a target
+                away = next(filter(None, (out_of_reach(d.stats()) for d in self.devices)), "")
+                phase += f", waiting for {away}" if away else ""
+            self._last = event
             self._progress(phase, event.done, event.total, event.unit)
 
 
@@ -279,6 +286,7 @@ def _put_together(
     devices: Sequence[Transport], events: _ProgressSink,
 ) -> tuple[Refresh, Proxy]:  # fmt: skip
     """Return a run and its proxy, not started."""
+    events.devices = devices
     proxy = Proxy(
         Ring.create(RING_SLOTS), np.zeros(RING_SLOTS, np.int64),
         assemble.make_arena(prepared.plan, devices), devices, events,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hyades.common.interrupts import undisturbed
 from hyades.common.trace import Event
 from hyades.deploy.machine import this_machine
+from hyades.deploy.outage import losses
 from hyades.deploy.report import build
 from hyades.deploy.report.model import Graph, Memory, Report, Traffic, VolumeTraffic
 from hyades.gpu_side.models.ir import Model
@@ -69,10 +70,14 @@ def volume_traffic(proxy: Proxy) -> tuple[int, int]:
 
 def traffic_by_volume(proxy: Proxy, urls: Sequence[str]) -> list[VolumeTraffic]:
     """Return what was moved to and from each volume; *urls* are those of the devices."""
-    return [
-        VolumeTraffic(volume=url, read=moved["bytes_read"], written=moved["bytes_written"])
-        for url, moved in zip(urls, proxy.stats()["devices"], strict=True)
-    ]
+    found = []
+    for url, moved in zip(urls, proxy.stats()["devices"], strict=True):
+        count, last = losses(moved["transport"])
+        read, written = moved["bytes_read"], moved["bytes_written"]
+        found.append(
+            VolumeTraffic(volume=url, read=read, written=written, losses=count, last_loss=last)
+        )
+    return found
 
 
 def _resident() -> int:

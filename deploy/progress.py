@@ -32,7 +32,7 @@ class ProgressBar:
         if not self.enabled or (done >= total and (phase, total) == self._finished):
             return
         if self._bar is None or phase != self._phase or total != self._bar.total:
-            self._start(phase, total, unit)
+            self._start(phase, total, unit, done)
         assert self._bar is not None
         self._bar.update(done - self._bar.n)
         self._finished = None
@@ -57,13 +57,14 @@ class ProgressBar:
     ) -> None:
         self.close()
 
-    def _start(self, phase: str, total: int, unit: str) -> None:
+    def _start(self, phase: str, total: int, unit: str, done: int) -> None:
         self.close()
         size = unit in _BYTES
         self._phase = phase
         self._bar = tqdm(
             desc=phase,
             total=total,
+            initial=done,
             unit="B" if size else f" {unit}",
             unit_scale=size or total >= _COUNTED_UP_TO,
             unit_divisor=1024 if size else 1000,

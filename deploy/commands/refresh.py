@@ -170,6 +170,11 @@ def summary(report: Report) -> str:
         f"{v.volume}: {format_size(v.read)} read, {format_size(v.written)} written"
         for v in report.volumes
     ]
+    lost = [
+        f"{v.volume}: a connection was lost and found again {v.losses} x, last: {v.last_loss}"
+        for v in report.volumes
+        if v.losses
+    ]
     return "\n".join(
         [
             table(head, rows, left=5),
@@ -181,5 +186,6 @@ def summary(report: Report) -> str:
             f"missed {counters.misses:,}, parked {counters.parks:,}, "
             f"resumed {counters.resumes:,}",
             *(where if len(where) > 1 else ()),
+            *lost,
         ]
     )

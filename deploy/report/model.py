@@ -103,11 +103,13 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VolumeTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of the whole run that went to and came from one volume."""
+    """Bytes of the whole run that went to and came from one volume, and connections lost."""
 
     volume: str
     read: int
     written: int
+    losses: int = 0
+    last_loss: str = ""
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True):
