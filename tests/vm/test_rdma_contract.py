@@ -11,6 +11,8 @@ _SOME = "TestMemory or write_then_read or whole_batch or queue_holds or close or
 
 def test_the_contract_suite(machine: Machine) -> None:
     rdma.prepare(machine)
-    last = rdma.run_tests(machine, "tests/contracts/test_rdma_transport.py", "-k", _SOME, timeout=500)
+    last = rdma.run_tests(
+        machine, "tests/contracts/test_rdma_transport.py", "-k", _SOME, timeout=500
+    )
     assert "passed" in last
     assert "skipped" not in last
