@@ -93,8 +93,9 @@ def _fail(ctx: click.Context, text: str, code: int) -> NoReturn:
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="VOL is a path or a URL such as file:///data/g.vol?direct=0. "
-    "Every command has examples: hyades refresh --help",
+    epilog="VOLUME is a path or a URL: nvme+tcp://HOST:4420/NQN, blk:/dev/nvme1n1, stripe:URL,URL, "
+    "file:///data/g.vol?direct=0; docs/api.md has them all. Every command has examples: "
+    "hyades refresh --help",
 )
 @click.version_option(__version__, prog_name="hyades")
 def cli() -> None:

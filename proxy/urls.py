@@ -24,6 +24,7 @@ class Url:
         text = _DEVICE.sub(r"\1://", text, count=1) if _DEVICE.match(text) else text
         match = _SCHEME.match(text)
         self._options: list[tuple[str, str]] = []
+        self._known: dict[str, None] = {}  # options that were asked for, in this order
         opaque = _OPAQUE.match(text)
         if opaque is not None:
             self.scheme, self.path = opaque[1], text[opaque.end() :]
@@ -46,6 +47,7 @@ class Url:
 
     def take_all(self, key: str) -> list[str]:
         """Remove and return every value of *key*."""
+        self._known[key] = None
         found = [v for k, v in self._options if k == key]
         self._options = [(k, v) for k, v in self._options if k != key]
         return found
@@ -85,4 +87,7 @@ class Url:
         """Raise UsageError naming options that nobody took."""
         if self._options:
             names = ", ".join(sorted({k for k, _ in self._options}))
-            raise UsageError(f"{self}: {self.scheme}:// has no option {names}")
+            known = ", ".join(self._known) or "none"
+            raise UsageError(
+                f"{self}: {self.scheme}:// has no option {names}; its options are: {known}"
+            )

@@ -23,7 +23,7 @@ from hyades.proxy.transports.nvme_links import Link
 from hyades.proxy.transports.nvme_paths import Path, Paths
 from hyades.proxy.transports.nvme_session import MakeSession, Session
 from hyades.proxy.transports.nvme_table import Table
-from hyades.proxy.transports.nvme_url import Options, parse
+from hyades.proxy.transports.nvme_url import Options, own_name, parse
 from hyades.proxy.urls import Url
 
 _MAX_BLOCKS = 1 << 16  # logical blocks of one command
@@ -215,5 +215,6 @@ def probe() -> str | None:
 
 
 def detail() -> str:
-    """Return what digests cost on this machine."""
-    return f"digests by CRC32C {'in hardware' if hardware() else 'in software, slow'}"
+    """Return what digests cost on this machine, and its name."""
+    digests = "in hardware" if hardware() else "in software, slow"
+    return f"this host is {own_name()}; digests by CRC32C {digests}"

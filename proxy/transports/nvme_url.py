@@ -189,9 +189,14 @@ def _seconds(url: Url, key: str, default: float, *, least: float = 0.0) -> float
     return value
 
 
+def own_name() -> str:
+    """Return the NQN by which targets know this machine where a URL says no other."""
+    return _line(_NVME / "hostnqn") or f"nqn.2014-08.org.nvmexpress:uuid:{_machine()}"
+
+
 def _host(url: Url) -> tuple[str, bytes]:
     hostnqn, hostid = url.text("hostnqn", ""), url.text("hostid", "")
-    name = hostnqn or _line(_NVME / "hostnqn") or f"nqn.2014-08.org.nvmexpress:uuid:{_machine()}"
+    name = hostnqn or own_name()
     number = hostid or _line(_NVME / "hostid") or str(_machine())
     try:
         return check_nqn(name), uuid.UUID(number).bytes
