@@ -136,7 +136,9 @@ class Server:
         self._stopping.set()
         self._close_listeners()
         open_now = self._snapshot()
-        self.service.sink.emit(Stopping(len(open_now)))
+        began = bool(self._threads)  # else it could not listen, and there is nothing to tell
+        if began:
+            self.service.sink.emit(Stopping(len(open_now)))
         for connection in open_now:
             connection.drain()
         deadline = time.monotonic() + (self.limits.grace if grace is None else grace)
@@ -157,7 +159,8 @@ class Server:
                 if not namespace.read_only:
                     namespace.flush()
                 namespace.close()
-        self.service.sink.emit(Stopped(len(left)))
+        if began:
+            self.service.sink.emit(Stopped(len(left)))
         return len(left)
 
     def __enter__(self) -> "Server":
