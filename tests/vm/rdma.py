@@ -51,7 +51,7 @@ def prepare(machine: Machine) -> None:
 @cache
 def warm(folder: Path) -> dict[str, str]:
     """Compile on the host what tests in the guest need, into *folder*, which the guest sees."""
-    cache = folder / "kernels"
+    cache = folder / "rdma-kernels"  # test_refresh.py has a folder "kernels"
     cache.mkdir()
     env = {**_ANY_CPU, "NUMBA_CACHE_DIR": str(cache)}
     subprocess.run(
