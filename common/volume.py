@@ -1,7 +1,8 @@
 """A volume: named objects in a block space, changed by crash-safe commits.
 
 Nothing that the last commit refers to is ever overwritten: changed page tables and catalogs go to
-free space, and free space excludes what the last commit or the working catalog uses.
+free space, and free space excludes what the last commit or the working catalog uses.  A commit is
+refused where the device holds one that is not ours: two writers would lose each other's work.
 """
 
 from collections.abc import Callable, Iterator
@@ -209,6 +210,7 @@ class Volume(PageStore):
 
     def _commit(self) -> None:
         self._check_writable()
+        self._refuse_foreign()  # before anything is written: its space may be the other's
         for name, table in self._tables.items():
             if not np.array_equal(table, self._stored.get(name, _NEVER)):
                 self.store_page_table(name)
@@ -226,6 +228,7 @@ class Volume(PageStore):
         # From here until the superblock is known to be durable the device may hold either state, so
         # nothing that either of them uses may be written: `_check_writable` refuses everything.
         self._broken = True
+        self._refuse_foreign()
         target = 1 - self._slot
         self.blocks.write(target, head.pack())
         self.blocks.flush()
@@ -241,6 +244,19 @@ class Volume(PageStore):
         for name in list(self._tables):
             self._forget(name)
         self._trim()
+
+    def foreign(self) -> Superblock | None:
+        """Return the superblock on the device where it is not of our last commit, else None.
+
+        Files are locked; a device that another host reaches, too, is not.
+        """
+        mine = self.head
+        for copy in superblock.read_copies(self.blocks) if mine.generation else ():
+            if isinstance(copy, str) or copy == mine:
+                continue
+            if copy.uuid != mine.uuid or copy.generation >= mine.generation:
+                return copy
+        return None
 
     def verify(
         self, names: list[str] | None = None, *, progress: Callable[[int], None] | None = None
@@ -282,6 +298,15 @@ class Volume(PageStore):
         super()._check_writable()
         if self._broken:
             raise UsageError(f"{self.name}: an earlier commit failed halfway; open it again")
+
+    def _refuse_foreign(self) -> None:
+        if other := self.foreign():
+            self._broken = True
+            raise UsageError(
+                f"{self.name}: another program has written to it meanwhile (generation"
+                f" {other.generation} of {other.uuid} is there, not {self.generation} of"
+                f" {self.uuid}): one at a time may; run again when the other has ended"
+            )
 
     def _trim(self) -> None:
         # Only a file can give space back; nothing beyond next_lba is committed.

@@ -256,7 +256,9 @@ def _check_name(volume: Volume, out: str, resume: bool, force: bool) -> None:
     running = run is not None and run.state == "running"
     if resume and not running:
         state = "is finished" if run is not None else "does not exist"
-        raise UsageError(f"cannot resume {out!r}: that run {state} in {volume.name}")
+        raise UsageError(
+            f"cannot resume {out!r}: that run {state} in {volume.name}; leave --resume out"
+        )
     if running and not (resume or force):
         raise UsageError(
             f"run {out!r} in {volume.name} was interrupted: --resume continues it,"

@@ -116,7 +116,11 @@ def new_in_place(url: str, page_size: int, *, force: bool, least: int = 0) -> It
                 yield volume
                 volume.commit()
             except BaseException:
-                _make_blank(blocks)
+                begun = _is_ours(volume)
+                if begun:
+                    _make_blank(blocks)
+                else:
+                    made.clear()
                 raise
     except BaseException:
         if begun and Url(url).scheme == "stripe":
@@ -125,6 +129,14 @@ def new_in_place(url: str, page_size: int, *, force: bool, least: int = 0) -> It
         for path in made:
             path.unlink(missing_ok=True)
         raise
+
+
+def _is_ours(volume: Volume) -> bool:
+    """Return False where another program has made a volume in the place of this one."""
+    try:
+        return volume.foreign() is None
+    except HyadesError:  # the device may be what failed
+        return True
 
 
 def _make_blank(blocks: BlockDevice) -> None:
