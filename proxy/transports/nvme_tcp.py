@@ -106,7 +106,7 @@ class NvmeTcpTransport:
             size, wanted = self._nblocks * BLOCK, nblocks * BLOCK
             raise UsageError(
                 f"{self._name()} has {format_size(size)}; {format_size(wanted)} are needed: serve"
-                " a larger file or device"
+                " a larger device, or a file that `truncate -s SIZE` has made longer"
             )
 
     def close(self) -> None:
