@@ -133,6 +133,13 @@ def test_settings_that_cannot_be_meant(tmp_path, text, answer):
     assert answer in refused("serve", "--config", path)
 
 
+@pytest.mark.parametrize("backend", ["kernel", "spdk"])
+@pytest.mark.parametrize("text", ["mem:1MiB", "g.vol,ro", "g.vol,block=512", "g.vol,block=512,ro"])
+def test_namespaces_that_only_the_embedded_target_has(backend, text):
+    flags = ["--backend", backend, "--dry-run", "--nqn", NQN, "--namespace", text]
+    assert f"--namespace {text}: memory, ro and block= are" in refused("serve", *flags)
+
+
 def test_one_namespace_twice_leaves_no_label():
     """Nothing says that two URLs lead to one device until it has been written."""
     with pytest.raises(DataError, match="named twice"):
