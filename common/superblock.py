@@ -86,15 +86,27 @@ def read_copies(blocks: BlockDevice) -> list[Superblock | str]:
     return [_read_copy(blocks, copy) for copy in range(2)]
 
 
+class _Unreadable(str):
+    """Why a copy cannot be read; `error` is what the device said."""
+
+    __slots__ = ("error",)
+    error: DeviceLost
+
+
 def _read_copy(blocks: BlockDevice, copy: int) -> Superblock | str:
     try:
         return unpack(blocks.read(copy, 1))
     except DeviceLost as error:  # a bad sector: the other copy is there for this
-        return f"cannot be read: {error}"
+        why = _Unreadable(f"cannot be read: {error}")
+        why.error = error
+        return why
 
 
 def newest(blocks: BlockDevice) -> tuple[int, Superblock]:
-    """Return the newest whole copy and its number; DataError says for each copy why not."""
+    """Return the newest whole copy and its number; DataError says for each copy why not.
+
+    DeviceLost where none can be read: that says nothing about what is there.
+    """
     name = blocks.name
     if blocks.nblocks < FIRST_LBA + 1:
         raise DataError(f"{name} is not a volume: it has {blocks.nblocks} blocks of {BLOCK} bytes")
@@ -103,6 +115,9 @@ def newest(blocks: BlockDevice) -> tuple[int, Superblock]:
         (copy.generation, -slot) for slot, copy in enumerate(copies) if not isinstance(copy, str)
     ]
     if not whole:
+        unread = [copy.error for copy in copies if isinstance(copy, _Unreadable)]
+        if len(unread) == len(copies):
+            raise unread[0]
         reasons = "; ".join(f"superblock copy {i} (LBA {i}) {why}" for i, why in enumerate(copies))
         raise DataError(f"{name} is not a volume, or its superblocks are damaged: {reasons}")
     slot = -max(whole)[1]

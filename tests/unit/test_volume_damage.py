@@ -186,6 +186,18 @@ def test_a_superblock_that_cannot_be_read_is_survived() -> None:
     assert "copy 0 (LBA 0) cannot be read: mem:: read at LBA 0 failed" in finding.text
 
 
+def test_a_device_that_is_gone_is_not_called_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = WornBlocks()
+    blocks.data = small_volume().data
+
+    def lost(lba: int, count: int) -> bytearray:
+        raise DeviceLost(f"no path to LBA {lba}")
+
+    monkeypatch.setattr(blocks, "read", lost)
+    with pytest.raises(DeviceLost, match="no path to LBA 0"):
+        Volume.open(blocks)
+
+
 def test_verify_reports_a_page_that_cannot_be_read() -> None:
     blocks = WornBlocks()
     blocks.data = small_volume().data
