@@ -184,19 +184,19 @@ def check_external(settings: Settings) -> None:
             " there itself"
         )
     _check_exposure(settings, tcp)
-    for text in settings.namespace:
-        mine_only = text.startswith("mem:") or text.endswith(",ro") or ",block=" in text
-        if mine_only and not Path(text).exists():
-            raise UsageError(
-                f"--namespace {text}: memory, ro and block= are for --backend embedded; the"
-                f" {settings.backend} target serves whole files and devices"
-            )
     defaults, mine = Settings(), msgspec.structs.asdict(settings)
     for name in _EMBEDDED_ONLY:
         if mine[name] != getattr(defaults, name):
             raise UsageError(
                 f"--{name.replace('_', '-')} is for --backend embedded: leave it out, or set it in"
                 f" the {settings.backend} target itself"
+            )
+    for text in settings.namespace:
+        mine_only = text.startswith("mem:") or text.endswith(",ro") or ",block=" in text
+        if mine_only and not Path(text).exists():
+            raise UsageError(
+                f"--namespace {text}: memory, ro and block= are for --backend embedded; the"
+                f" {settings.backend} target serves whole files and devices"
             )
 
 
