@@ -18,6 +18,7 @@ from hyades.common.errors import DataError, DeviceLost, UsageError
 from hyades.common.layout import BLOCK
 from hyades.common.units import format_size
 
+BLANK_BLOCKS = 32  # at the beginning, where file systems and other formats keep their signatures
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -66,6 +67,17 @@ def check_span(device: BlockDevice, lba: int, nbytes: int) -> None:
             f"{device.name}: LBA {lba} + {nbytes // BLOCK} blocks is outside the device of "
             f"{device.nblocks} blocks"
         )
+
+
+def is_blank(device: BlockDevice) -> bool:
+    """Say whether the first blocks, where anything would have a signature, are zero."""
+    return not any(device.read(0, min(device.nblocks, BLANK_BLOCKS)))
+
+
+def make_blank(device: BlockDevice) -> None:
+    """Zero the first blocks, durably."""
+    device.write(0, bytes(min(device.nblocks, BLANK_BLOCKS) * BLOCK))
+    device.flush()
 
 
 class MemoryBlocks:

@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from hyades.common import superblock
 from hyades.common.allocator import Space
-from hyades.common.blocks import BlockDevice, FileBlocks
+from hyades.common.blocks import BlockDevice, FileBlocks, is_blank
 from hyades.common.catalog import (
     FIRST_LBA,
     Catalog,
@@ -40,7 +40,6 @@ from hyades.common.units import round_up
 from hyades.common.verify import Finding, verify_volume
 
 _NEVER = np.zeros(0, np.uint8)
-_BLANK_BLOCKS = 32  # where other formats keep their signatures; must be zero before create
 
 
 class Volume(PageStore):
@@ -72,7 +71,7 @@ class Volume(PageStore):
         try:
             if page_size & (page_size - 1) or not MIN_PAGE <= page_size <= MAX_PAGE:
                 raise UsageError(f"page size {page_size} is no power of two from 64 KiB to 4 MiB")
-            if not overwrite and any(blocks.read(0, min(blocks.nblocks, _BLANK_BLOCKS))):
+            if not overwrite and not is_blank(blocks):
                 raise UsageError(f"{blocks.name} already holds data; remove it or choose another")
             blocks.grow(FIRST_LBA + 1)
             blocks.write(0, bytes(FIRST_LBA * BLOCK))

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from hyades.common.blocks import BlockDevice, FileBlocks
+from hyades.common.blocks import BlockDevice, FileBlocks, is_blank
 from hyades.common.errors import DataError, UsageError
 from hyades.common.superblock import is_superblock
 from hyades.common.volume import Volume
 from hyades.deploy.original import ORDER, ORIGINAL_IDS
 from hyades.deploy.volumes import local_files, open_device
-from hyades.proxy.stripes import is_blank
 from hyades.proxy.urls import Url
 
 SOURCE, SOURCE_UUID = "source", "source_uuid"  # attributes in the catalog of an output volume

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hyades.common.blocks import BlockDevice, FileBlocks
+from hyades.common.blocks import BlockDevice, FileBlocks, is_blank, make_blank
 from hyades.common.errors import HyadesError, UsageError
 from hyades.common.layout import BLOCK
 from hyades.common.units import format_size
 from hyades.common.volume import Volume
 from hyades.proxy.registry import open_transport
-from hyades.proxy.stripes import BLANK_BLOCKS, erase_members, is_blank, split_members
+from hyades.proxy.stripes import erase_members, split_members
 from hyades.proxy.transport_blocks import TransportBlocks
 from hyades.proxy.transports.blk import check_device
 from hyades.proxy.urls import Url
@@ -144,8 +144,7 @@ def _make_blank(blocks: BlockDevice) -> None:
     with contextlib.suppress(HyadesError):
         blocks.flush()  # reports a write that failed before; the next ones would do it again
     with contextlib.suppress(HyadesError):
-        blocks.write(0, bytes(min(blocks.nblocks, BLANK_BLOCKS) * BLOCK))
-        blocks.flush()
+        make_blank(blocks)
 
 
 def _make_room(blocks: BlockDevice, url: str, least: int) -> None:

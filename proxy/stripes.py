@@ -6,7 +6,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
-from hyades.common.blocks import BlockDevice
+from hyades.common.blocks import is_blank, make_blank
 from hyades.common.errors import HyadesError, UsageError
 from hyades.common.layout import BLOCK
 from hyades.common.stripe import (
@@ -21,7 +21,6 @@ from hyades.common.units import KIB, format_size, parse_size
 from hyades.proxy.transport_blocks import TransportBlocks
 from hyades.proxy.urls import Url
 
-BLANK_BLOCKS = 32  # where file systems and the like keep their signatures
 _NEXT_MEMBER = re.compile(r",(?=[A-Za-z][A-Za-z0-9+.-]*:|[/.])")  # options hold commas, too
 _UNIT = re.compile(r"unit=([^,]*),(.*)", re.DOTALL)
 
@@ -121,15 +120,9 @@ def erase_members(url: Url) -> None:
     for member in split_members(url)[0]:
         blocks = _open(member, writable=True)
         try:
-            blocks.write(0, bytes(min(blocks.nblocks, BLANK_BLOCKS) * BLOCK))
-            blocks.flush()
+            make_blank(blocks)
         finally:
             blocks.close()
-
-
-def is_blank(blocks: BlockDevice) -> bool:
-    """Say whether the first blocks, where anything would have a signature, are zero."""
-    return not any(blocks.read(0, min(blocks.nblocks, BLANK_BLOCKS)))
 
 
 def _open(member: str, *, writable: bool) -> TransportBlocks:

@@ -7,13 +7,14 @@ import threading
 import pytest
 from click.testing import CliRunner
 
+from hyades.common.blocks import is_blank
 from hyades.common.errors import DataError, UsageError
 from hyades.common.units import parse_size
 from hyades.deploy.cli import cli
 from hyades.deploy.ready import ready_file
 from hyades.deploy.volumes import open_device
 from hyades.proxy.registry import open_transport
-from hyades.proxy.stripes import find_set, is_blank
+from hyades.proxy.stripes import find_set
 from hyades.proxy.transport_blocks import TransportBlocks
 from hyades.proxy.transports import nvme_session
 from hyades.proxy.transports.mem import forget
