@@ -136,10 +136,19 @@ def parse_controller(data: bytes | memoryview) -> ControllerInfo:
         write_zeroes=bool(data[520] & _ONCS_WRITE_ZEROES),
         write_cache=bool(data[525] & 1),
         keyed=bool(unpack_from("<I", data, 536)[0] & _SGLS_KEYED),
-        cache_epoch=data[_VENDOR + 16 : _VENDOR + 32]
-        if data[_VENDOR : _VENDOR + 16] == _EPOCH_MARK
-        else bytes(16),
+        cache_epoch=parse_cache_epoch(data),
     )
+
+
+def parse_cache_epoch(data: bytes) -> bytes:
+    """Return the cache epoch in Identify Controller; zeros where the target has none."""
+    known = data[_VENDOR : _VENDOR + 16] == _EPOCH_MARK
+    return data[_VENDOR + 16 : _VENDOR + 32] if known else bytes(16)
+
+
+def is_same_cache(before: bytes, now: bytes) -> bool:
+    """Say whether these epochs show that what was completed *before* cannot be lost *now*."""
+    return any(before) and before == now
 
 
 def build_namespace(info: NamespaceInfo) -> bytes:

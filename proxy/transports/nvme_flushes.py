@@ -12,7 +12,7 @@ which writes completed since its last one.  A link that is lost leaves such writ
    before may be gone, and begins there again.  It is not IO, which is tried again.
 """
 
-from hyades.common.nvme.identify import ControllerInfo
+from hyades.common.nvme.identify import ControllerInfo, is_same_cache
 
 
 class Flushes:
@@ -37,7 +37,7 @@ class Flushes:
         before, self._left_behind = self._left_behind, None
         if before is None:
             return False
-        same = any(before.cache_epoch) and before.cache_epoch == controller.cache_epoch
+        same = is_same_cache(before.cache_epoch, controller.cache_epoch)
         if before.write_cache and not same and not self._trust:
             self.in_doubt = True
         return True

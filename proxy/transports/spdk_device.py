@@ -15,6 +15,8 @@ from typing import Any
 
 from hyades.common.errors import BackendMissing, DeviceLost, PeerError, UsageError
 from hyades.common.layout import BLOCK
+from hyades.common.nvme.identify import is_same_cache, parse_cache_epoch
+from hyades.common.nvme.layout import IDENTIFY_BYTES
 from hyades.common.units import MIB
 from hyades.proxy.transports.spdk_abi import (
     NS_FLUSH_SUPPORTED,
@@ -28,9 +30,6 @@ from hyades.proxy.transports.spdk_memory import Settings
 
 _IDENTITY = 16  # bytes of an NGUID or UUID
 _MAX_ACK_TIMEOUT = 31
-_IDENTIFY = 4096
-# vendor-specific bytes of Identify Controller: a mark, then the epoch (common/nvme/identify.py)
-_EPOCH_AT, _EPOCH_MARK = 3072, b"hyades-epoch-1:\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Namespace:
 
     def keeps_writes_of(self, before: "Namespace") -> bool:
         """Tell whether what *before* completed and did not flush cannot have been lost since."""
-        return any(self.cache_epoch) and self.cache_epoch == before.cache_epoch
+        return is_same_cache(before.cache_epoch, self.cache_epoch)
 
     @property
     def nblocks(self) -> int:
@@ -212,10 +211,10 @@ class SpdkDevice:
             )
         self.space = space
         identities = (spdk.spdk_nvme_ns_get_nguid(space), spdk.spdk_nvme_ns_get_uuid(space))
-        data = c.string_at(spdk.spdk_nvme_ctrlr_get_data(ctrlr), _IDENTIFY)
+        data = c.string_at(spdk.spdk_nvme_ctrlr_get_data(ctrlr), IDENTIFY_BYTES)
         return Namespace(
             number=number,
-            cache_epoch=cache_epoch(data),
+            cache_epoch=parse_cache_epoch(data),
             sector=sector,
             sectors=spdk.spdk_nvme_ns_get_num_sectors(space),
             max_transfer=min(limit, self._settings.max_transfer),
@@ -233,13 +232,6 @@ class SpdkDevice:
         if not pair:
             raise DeviceLost(f"{settings.trid()} gives no I/O queue: lower queues= or depth=")
         return int(pair)
-
-
-def cache_epoch(identify: bytes) -> bytes:
-    """Return the cache epoch in Identify Controller data; zeros where the target has none."""
-    mark, at = len(_EPOCH_MARK), _EPOCH_AT
-    known = identify[at : at + mark] == _EPOCH_MARK
-    return identify[at + mark : at + mark + 16] if known else bytes(16)
 
 
 def arena_room(nbytes: int) -> int:

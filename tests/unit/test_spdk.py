@@ -13,7 +13,6 @@ from hyades.common.layout import BLOCK, Op, Status
 from hyades.common.nvme import identify
 from hyades.proxy.registry import open_transport, probe_all
 from hyades.proxy.transports import spdk, spdk_library
-from hyades.proxy.transports.spdk_device import cache_epoch
 from hyades.proxy.transports.spdk_status import AGAIN, outcome
 from hyades.proxy.transports.spdk_url import settings_of
 from hyades.proxy.urls import Url
@@ -199,8 +198,8 @@ def test_the_cache_epoch_is_where_targets_put_it():
         subnqn="nqn.x", cntlid=1, serial="s", model="m", firmware="f", max_transfer=0,
         in_capsule=8192, namespaces=1, cache_epoch=bytes(range(16)),
     )  # fmt: skip
-    assert cache_epoch(identify.build_controller(info)) == bytes(range(16))
-    assert cache_epoch(bytes(4096)) == bytes(16)
+    assert identify.parse_cache_epoch(identify.build_controller(info)) == bytes(range(16))
+    assert identify.parse_cache_epoch(bytes(4096)) == bytes(16)
 
 
 # -- opening
