@@ -18,7 +18,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from hyades.common.catalog import Catalog
-from hyades.common.errors import HyadesError, UsageError
+from hyades.common.errors import UsageError
 from hyades.common.ring import Ring
 from hyades.common.trace import Advance, Event, ListSink, Sink
 from hyades.common.units import parse_size
@@ -99,12 +99,7 @@ class VolumeHandle:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        try:
-            self.close()
-        except HyadesError as failed:
-            if error is None:
-                raise
-            error.add_note(f"Closing the volume failed, too: {failed}")
+        self.volume.__exit__(kind, error, trace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,19 @@ class Url:
             raise UsageError(f"{self}: {key} is a whole number from {least} on, not {text!r}")
         return int(text)
 
+    def seconds(self, key: str, default: float, *, least: float = 0.0) -> float:
+        """Remove and return *key* as a number of seconds from *least* to 1e6."""
+        text = self.text(key, str(default))
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not least <= value <= 1e6:
+            raise UsageError(
+                f"{self}: {key} is a number of seconds from {least:g} on, not {text!r}"
+            )
+        return value
+
     def size(self, key: str, default: int) -> int:
         """Remove and return *key* in bytes."""
         return parse_size(self.text(key, str(default)))

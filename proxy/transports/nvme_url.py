@@ -149,11 +149,11 @@ def parse(url: Url, transport: str = "tcp") -> Options:
         header_digest="header" in digests,
         data_digest="data" in digests,
         max_transfer=max_transfer // BLOCK * BLOCK,
-        kato=_seconds(url, "kato", 10.0, least=0.1),
-        timeout=_seconds(url, "timeout", 30.0, least=0.01),
-        reconnect_delay=_seconds(url, "reconnect_delay", 0.1, least=0.001),
-        ctrl_loss_timeout=_seconds(url, "ctrl_loss_timeout", CTRL_LOSS_TIMEOUT),
-        connect_timeout=_seconds(url, "connect_timeout", 0.0),
+        kato=url.seconds("kato", 10.0, least=0.1),
+        timeout=url.seconds("timeout", 30.0, least=0.01),
+        reconnect_delay=url.seconds("reconnect_delay", 0.1, least=0.001),
+        ctrl_loss_timeout=url.seconds("ctrl_loss_timeout", CTRL_LOSS_TIMEOUT),
+        connect_timeout=url.seconds("connect_timeout", 0.0),
         psk=load_psk(tls) if tls else None,
         psk_identity=_bounded(url, "tls_identity", 1, 1, least=0),
         trust_cache=url.flag("trust_cache", False),
@@ -175,17 +175,6 @@ def _bounded(url: Url, key: str, default: int, most: int, *, least: int = 1) -> 
     value = url.integer(key, default, least=least)
     if value > most:
         raise UsageError(f"{url}: {key} is at most {most}")
-    return value
-
-
-def _seconds(url: Url, key: str, default: float, *, least: float = 0.0) -> float:
-    text = url.text(key, str(default))
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not least <= value <= 1e6:
-        raise UsageError(f"{url}: {key} is a number of seconds from {least:g} on, not {text!r}")
     return value
 
 

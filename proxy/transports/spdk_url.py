@@ -44,9 +44,9 @@ def settings_of(url: Url) -> Settings:
         header_digest="header" in digests,
         data_digest="data" in digests,
         hostnqn=url.text("hostnqn", ""),
-        kato=_seconds(url, "kato", 10.0, least=1.0),
-        timeout=_seconds(url, "timeout", 30.0, least=0.01),
-        ctrl_loss_timeout=_seconds(url, "ctrl_loss_timeout", 60.0),
+        kato=url.seconds("kato", 10.0, least=1.0),
+        timeout=url.seconds("timeout", 30.0, least=0.01),
+        ctrl_loss_timeout=url.seconds("ctrl_loss_timeout", 60.0),
         trust_cache=url.flag("trust_cache", False),
         huge_pages=url.flag("hugepages", pcie),
         memory=max(1, url.size("memory", 256 * MIB) // MIB),
@@ -75,17 +75,6 @@ def _place(url: Url, pcie: bool) -> tuple[str, str, str]:
     except OSError as error:
         raise UsageError(f"{url}: no address for {host}:{port}: {error}") from error
     return str(resolved[0][4][0]), port, found["nqn"]
-
-
-def _seconds(url: Url, key: str, default: float, *, least: float = 0.0) -> float:
-    text = url.text(key, str(default))
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not least <= value <= 1e6:
-        raise UsageError(f"{url}: {key} is a number of seconds from {least:g} on, not {text!r}")
-    return value
 
 
 def _whole_blocks(url: Url, nbytes: int) -> int:
