@@ -10,7 +10,7 @@ Rules:
 4. Draining: commands that have begun end as usual, later ones end with ABORTED_QUEUE_DELETED (a
    host sends them again elsewhere); then the connection is closed.
 5. `cut` and `wake` may be called from any thread; all else belongs to the connection's own.
-Must stay in sync: executor.py starts and ends the commands.
+Must stay in sync: executor.py starts and ends the commands, edge.py has what RDMA shares.
 """
 
 import select
@@ -24,46 +24,32 @@ from hyades.common.nvme.layout import DISCOVERY_NQN
 from hyades.common.nvme.pdu import Violation
 from hyades.common.nvme.target import TargetQueue
 from hyades.common.nvme.tls import PskSocket, wrap_server
-from hyades.target_side.controller import Controller
-from hyades.target_side.counters import Counters
-from hyades.target_side.events import AT_STOP, BY_HOST, WITH_ADMIN_QUEUE, Accepted, Closed, Refused
+from hyades.target_side.edge import Edge
+from hyades.target_side.events import BY_HOST
 from hyades.target_side.executor import Executor
 from hyades.target_side.output import Output
 from hyades.target_side.service import Service
-from hyades.target_side.waker import Waker
 
 _RECEIVES = 64  # at most in one turn
 _TRICKLE = 1024  # bytes a second, the least that counts as moving
-_TICK = 1.0  # seconds between looks at the deadlines
 _FAREWELL = 1.0  # seconds that the peer has to take the last bytes
 
 
-class Connection:
+class Connection(Edge[TargetQueue, Output]):
     """See the module."""
 
     def __init__(self, sock: socket.socket, peer: str, service: Service) -> None:
+        super().__init__(peer, str(sock.getsockname()[0]), service, tls=service.keys is not None)
         limits = service.limits
-        self._waker = Waker()
         self.sock: socket.socket = sock
-        self.peer, self.service = peer, service
-        self.local = str(sock.getsockname()[0])
-        self.controller: Controller | None = None
-        self.qid = 0
-        self.tls = service.keys is not None
-        self.born = self.last_heard = time.monotonic()
-        self.counters: Counters = service.totals.open()
         self.queue = TargetQueue(
             depth=min(32, limits.depth), in_capsule=limits.in_capsule,
             max_h2c=min(limits.max_data_pdu, limits.max_transfer),
         )  # fmt: skip
-        self.draining = False
-        self._cut = ""
-        self._refused = False
         self._window, self._window_bytes = self.born, 0
         self._received = 0
         self.output = Output(sock, service.pool)
         self.executor = Executor(self)
-        self._poll = select.poll()
 
     def run(self) -> None:
         """Serve until the connection is over."""
@@ -82,35 +68,10 @@ class Connection:
             self._end(reason)
 
     def discard(self) -> None:
-        """Let go of the socket of a connection that never ran."""
-        self.service.totals.close(self.counters)
+        """Let go of the socket of a connection that does not run (any more)."""
         self.sock.close()
         self._waker.close()
-
-    def cut(self, reason: str) -> None:
-        """End the connection soon, whatever is in flight."""
-        self._cut = self._cut or reason
-        self.wake()
-
-    def drain(self) -> None:
-        """End the connection when what is in flight has ended."""
-        self.draining = True
-        self.wake()
-
-    def wake(self) -> None:
-        """Make a waiting connection look around."""
-        self._waker.wake()
-
-    def joined(self, controller: Controller) -> None:
-        """Report that this connection is a queue now."""
-        self.service.totals.accepted += 1
-        want = controller.connected
-        self.service.sink.emit(
-            Accepted(
-                self.peer, want.hostnqn, want.subnqn, controller.cntlid, self.qid,
-                self.queue.depth, self.queue.digests, self.tls,
-            )
-        )  # fmt: skip
+        self.service.totals.close(self.counters)
 
     def speaks_for(self, hostnqn: str, subnqn: str) -> bool:
         """Return whether the TLS handshake, if there was one, vouches for these names.
@@ -122,28 +83,14 @@ class Connection:
             return True
         return identity.hostnqn == hostnqn and subnqn in (identity.subnqn, DISCOVERY_NQN)
 
-    def refused(self, reason: str) -> None:
-        """Report a Connect that was refused, or a connection that never became a queue."""
-        self._refused = True
-        self.service.totals.refused += 1
-        self.service.sink.emit(Refused(self.peer, reason))
-
     # -- the loop
 
     def _serve(self) -> str:
         self.sock.setblocking(False)
-        self._poll.register(self._waker.fd, select.POLLIN)
         self._poll.register(self.sock.fileno(), select.POLLIN)
         if self.service.keys is not None:
             self._shake_hands()
-        while True:
-            blocked = not self.executor.pump()
-            if self._cut:
-                return self._cut
-            if self.draining and self.executor.idle and not blocked:
-                return AT_STOP
-            if not self._receive():
-                self._wait(blocked)
+        return self._take_turns()
 
     def _receive(self) -> bool:
         """Take what is there; return whether there was something."""
@@ -172,12 +119,7 @@ class Connection:
         """Sleep until something happens; look at the deadlines."""
         events = select.POLLIN | (select.POLLOUT if blocked else 0)
         self._poll.modify(self.sock.fileno(), events)
-        for fd, _ in self._poll.poll(_TICK * 1000):
-            if fd == self._waker.fd:
-                self._waker.clear()
-        now = time.monotonic()
-        if self.controller is None and now - self.born > self.service.limits.handshake:
-            raise PeerError(f"not connected after {self.service.limits.handshake:g} s")
+        now = self._sleep()
         self._check_stall(now, owing=blocked or self.executor.awaits_data)
 
     def _check_stall(self, now: float, *, owing: bool) -> None:
@@ -211,26 +153,14 @@ class Connection:
     # -- the end
 
     def _end(self, reason: str) -> None:
-        service = self.service
-        controller, qid = self.controller, self.qid
-        with service.lock:
-            others = service.target.leave(self)
-        for link in others:
-            if not self.draining and isinstance(link, Connection):
-                link.cut(WITH_ADMIN_QUEUE)
-        service.pool.forget(self)
+        was = self._leave()
         with suppress(OSError):
             self._say_farewell()
         self.queue.close()
         self.executor.abandon()
         self.output.abandon()
-        self.sock.close()
-        self._waker.close()
-        service.totals.close(self.counters)
-        if controller is not None:
-            service.sink.emit(Closed(self.peer, controller.cntlid, qid, reason))
-        elif not self._refused:
-            self.refused(reason)
+        self.discard()
+        self._report(was, reason)
 
     def _say_farewell(self) -> None:
         """Send what is left and wait for the peer to close: a reset would take it back."""

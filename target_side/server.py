@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from hyades.common.addresses import resolve
 from hyades.common.errors import UsageError
@@ -29,6 +30,7 @@ from hyades.common.units import format_size
 from hyades.target_side.admission import MAX_CONTROLLER_ID, Target
 from hyades.target_side.connection import Connection
 from hyades.target_side.controller import NO_VIEWS, Offer
+from hyades.target_side.edge import Edge
 from hyades.target_side.events import (
     AT_STOP,
     Expired,
@@ -43,7 +45,6 @@ from hyades.target_side.faulty import Faults
 from hyades.target_side.limits import Limits
 from hyades.target_side.namespaces import MemoryNamespace, Namespace
 from hyades.target_side.pool import BufferPool
-from hyades.target_side.rdma_connection import RdmaConnection
 from hyades.target_side.rdma_listener import MAX_TRANSFER, RdmaListener
 from hyades.target_side.service import Service
 from hyades.target_side.subsystem import Subsystem
@@ -52,7 +53,7 @@ from hyades.target_side.view_service import ViewService
 Address = tuple[str, int]
 _BACKLOG = 512
 _TICK = 0.25  # seconds between looks at keep-alive
-_RDMA = 1  # TRTYPE
+_RDMA, _TCP = 1, 3  # TRTYPE
 _WILDCARDS = ("0.0.0.0", "::", "")
 
 
@@ -89,7 +90,7 @@ class Server:
             faults=faults,
             views=views,
         )
-        self.connections: set[Connection | RdmaConnection] = set()
+        self.connections: set[Edge[Any, Any]] = set()
         self.addresses: list[Address] = []  # where it listens, with real ports
         self._listen, self._advertise = list(listen), advertise
         self._rdma, self._listeners = list(rdma), list[RdmaListener]()
@@ -112,7 +113,7 @@ class Server:
                 self._sockets.append(_listen(host, port))
                 self.addresses.append(self._sockets[-1].getsockname()[:2])
             for address in self._rdma:
-                found = RdmaListener(address, self.service, self._begin_rdma, self._refuse)
+                found = RdmaListener(address, self.service, self._start, self._refuse)
                 self._listeners.append(found)
         except BaseException:
             self._close_listeners()
@@ -193,8 +194,7 @@ class Server:
             with self._lock:
                 full = len(self.connections) >= self.limits.connections
             if full or self._stopping.is_set():
-                reason = f"{self.limits.connections} connections are open, the limit"
-                self._refuse(peer, reason if full else "the target stops")
+                self._refuse(peer, self._full if full else "the target stops")
                 sock.close()
                 continue
             self._begin(sock, peer)
@@ -207,22 +207,16 @@ class Server:
             sock.close()
             self._refuse(peer, error.strerror or str(error))
             return
-        with self._lock:
-            self.connections.add(connection)
-        thread = threading.Thread(target=self._run, args=(connection,), daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # no more threads
-            with self._lock:
-                self.connections.discard(connection)
+        problem = self._start(connection)
+        if problem:
             connection.discard()
-            self._refuse(peer, str(error))
+            self._refuse(peer, problem)
 
-    def _begin_rdma(self, connection: RdmaConnection) -> str:
+    def _start(self, connection: Edge[Any, Any]) -> str:
         """Start a connection's thread; return why not, if not."""
         with self._lock:
             if len(self.connections) >= self.limits.connections:
-                return f"{self.limits.connections} connections are open, the limit"
+                return self._full
             self.connections.add(connection)
         thread = threading.Thread(target=self._run, args=(connection,), daemon=True)
         try:
@@ -233,11 +227,15 @@ class Server:
             return str(error)
         return ""
 
+    @property
+    def _full(self) -> str:
+        return f"{self.limits.connections} connections are open, the limit"
+
     def _refuse(self, peer: str, reason: str) -> None:
         self.service.totals.refused += 1
         self.service.sink.emit(Refused(peer, reason))
 
-    def _run(self, connection: Connection | RdmaConnection) -> None:
+    def _run(self, connection: Edge[Any, Any]) -> None:
         try:
             connection.run()
         finally:
@@ -255,7 +253,7 @@ class Server:
                 host = controller.connected.hostnqn
                 self.service.sink.emit(Expired(host, controller.cntlid, seconds))
                 for link in links:
-                    if isinstance(link, Connection | RdmaConnection):
+                    if isinstance(link, Edge):
                         link.cut(f"keep-alive: nothing heard for {seconds:g} s")
             self._close_retired()
 
@@ -267,7 +265,7 @@ class Server:
 
     # -- the rest
 
-    def _snapshot(self) -> list[Connection | RdmaConnection]:
+    def _snapshot(self) -> list[Edge[Any, Any]]:
         with self._lock:
             return list(self.connections)
 
@@ -289,22 +287,15 @@ class Server:
         for subsystem in self.subsystems:
             if not subsystem.admits(hostnqn):
                 continue
-            for port, (host, number) in enumerate(self.addresses, 1):
+            tcp = [(where, _TCP) for where in self.addresses]
+            rdma = [(where, _RDMA) for where in self.rdma_addresses]
+            for port, ((host, number), transport) in enumerate([*tcp, *rdma], 1):
                 address = self._advertise or (local if host in _WILDCARDS else host)
-                family = 2 if ":" in address else 1
                 found.append(
                     DiscoveryEntry(
-                        subsystem.nqn, address, str(number), family=family, port=port,
-                        secure=self.service.keys is not None,
-                    )
-                )  # fmt: skip
-            for port, (host, number) in enumerate(self.rdma_addresses, 1 + len(self.addresses)):
-                address = self._advertise or (local if host in _WILDCARDS else host)
-                family = 2 if ":" in address else 1
-                found.append(
-                    DiscoveryEntry(
-                        subsystem.nqn, address, str(number), transport=_RDMA, family=family,
-                        port=port,
+                        subsystem.nqn, address, str(number), transport=transport,
+                        family=2 if ":" in address else 1, port=port,
+                        secure=transport == _TCP and self.service.keys is not None,
                     )
                 )  # fmt: skip
         return found
