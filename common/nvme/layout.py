@@ -8,7 +8,6 @@ tests/golden/test_nvme_bytes.py holds the bytes still.
 from enum import IntEnum, IntFlag
 from struct import Struct
 
-BLOCK_SHIFT = 12  # Hyades counts blocks of 4096 bytes, whatever a namespace calls a logical block
 DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
 MAX_NQN = 223
 

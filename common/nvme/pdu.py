@@ -98,7 +98,6 @@ class Receiver:
         """Cut PDUs of the types *accepts* (type: header length) with up to *max_data* bytes."""
         self.header_digest = self.data_digest = False
         self.initialized = False  # ICReq and ICResp belong before, all else after
-        self.dead = False
         self._owner, self._accepts, self._max_data = owner, accepts, max_data
         head, self._tail = bytearray(256), bytearray(DIGEST_BYTES)
         self._head, self._tail_view = memoryview(head), memoryview(self._tail)
@@ -137,7 +136,6 @@ class Receiver:
 
     def close(self) -> None:
         """Let go of the owner's memory: `buffers` no longer leads to it."""
-        self.dead = True
         self._restart()
 
     @property
