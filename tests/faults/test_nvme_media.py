@@ -1,44 +1,25 @@
 """nvme+tcp where the medium fails, and where a flush cannot know what was kept."""
 
-import time
-
 import numpy as np
 import pytest
 from tests.contracts.transport import finish, request
 from tests.reference import nvme
 from tests.reference.churn import Churn
+from tests.reference.nvme import after, connect
 from tests.reference.relay import Relay
 
 from hyades.common.layout import BLOCK, Op, Status
 from hyades.common.nvme.status import StatusCode
 from hyades.proxy.arena import allocate_arena
-from hyades.proxy.registry import open_transport
 from hyades.target_side.namespaces import FileNamespace, MemoryNamespace
 
 BLOCKS = 256
-# Short times, so that losses are found and mended within a test.
-QUICK = {"kato": 1, "timeout": 2, "reconnect_delay": 0.02}
 
 
 @pytest.fixture
 def servers():
     with nvme.stopped_at_end() as started:
         yield started
-
-
-@pytest.fixture
-def relay(server):
-    with Relay(server.addresses[0]) as relay:
-        yield relay
-
-
-def connect(*addresses, **options):
-    return open_transport(nvme.address_url(*addresses, **{**QUICK, **options}))
-
-
-def after(seconds):
-    end = time.monotonic() + seconds
-    return lambda: time.monotonic() > end
 
 
 class BadBlocks(MemoryNamespace):

@@ -10,17 +10,15 @@ import pytest
 from tests.contracts.transport import finish, request, sweep
 from tests.reference import nvme
 from tests.reference.churn import Churn
+from tests.reference.nvme import after, connect
 from tests.reference.relay import Relay
 
 from hyades.common.errors import PeerError, UsageError
 from hyades.common.layout import BLOCK, COMPLETION, Op, Status
 from hyades.proxy.arena import allocate_arena
-from hyades.proxy.registry import open_transport
 from hyades.target_side.namespaces import MemoryNamespace
 
 BLOCKS = 256
-# Short times, so that losses are found and mended within a test.
-QUICK = {"kato": 1, "timeout": 2, "reconnect_delay": 0.02}
 
 
 @pytest.fixture
@@ -39,15 +37,6 @@ def server(servers, tmp_path):
 def relay(server):
     with Relay(server.addresses[0]) as relay:
         yield relay
-
-
-def connect(*addresses, **options):
-    return open_transport(nvme.address_url(*addresses, **{**QUICK, **options}))
-
-
-def after(seconds):
-    end = time.monotonic() + seconds
-    return lambda: time.monotonic() > end
 
 
 def until(condition, transport, seconds=20.0):

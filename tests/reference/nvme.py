@@ -5,12 +5,14 @@ import itertools
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hyades.common.layout import BLOCK
 from hyades.common.nvme.psk import Keyring
+from hyades.proxy.registry import open_transport
+from hyades.proxy.transport import Transport
 from hyades.target_side.limits import Limits
 from hyades.target_side.namespaces import FileNamespace, Namespace
 from hyades.target_side.server import Server
@@ -19,6 +21,8 @@ from hyades.target_side.subsystem import Subsystem
 NQN = "nqn.2026-01.org.example:pages"
 HOST = "nqn.2026-01.org.example:host"
 _names = itertools.count()
+# Short times, so that losses are found and mended within a test.
+QUICK = {"kato": 1, "timeout": 2, "reconnect_delay": 0.02}
 
 
 def file_server(
@@ -55,6 +59,17 @@ def address_url(*addresses: tuple[str, int], **options: Any) -> str:
     where = "+".join(f"{host}:{port}" for host, port in addresses)
     options = {"hostnqn": HOST, **options}
     return f"nvme+tcp://{where}/{NQN}?" + "&".join(f"{k}={v}" for k, v in options.items())
+
+
+def after(seconds: float) -> Callable[[], bool]:
+    """Return a function that says whether *seconds* have passed since now."""
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() > end
+
+
+def connect(*addresses: tuple[str, int], **options: Any) -> Transport:
+    """Return a transport through *addresses* that finds and mends losses quickly."""
+    return open_transport(address_url(*addresses, **{**QUICK, **options}))
 
 
 @contextlib.contextmanager

@@ -19,6 +19,14 @@ class ClosedError(EOFError):
     """The target closed the connection."""
 
 
+def await_that(condition, what):
+    """Return when *condition* holds; AssertionError with *what* after 30 s."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
 class Queue:
     """One connection and its queue; `run` and `batch` give (status code, result, data)."""
 

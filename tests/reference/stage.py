@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from tests.reference.sampled import kept_edges
 
 from hyades.common.blocks import MemoryBlocks
-from hyades.common.units import KIB
+from hyades.common.units import KIB, MIB
 from hyades.common.views import SparseShape, join_sparse, parse_dense
 from hyades.common.viewspec import SampleSpec
 from hyades.common.volume import Volume
@@ -38,6 +38,22 @@ def make_volume(
     build_graph(volume, source, ArrayFeatures(features), chosen)
     volume.commit()
     return volume
+
+
+VERTICES, WIDTH, RANGE = 1282, 50, 512  # the last landing block of small pages has 2 rows
+EDGES = random_edges(VERTICES, 6000, seed=2)
+RNG = np.random.default_rng(5)
+X = (RNG.standard_normal((VERTICES, WIDTH)) * 50).astype(np.float32)
+X[7, 3], X[7, 4], X[600, 1], X[1281, 49] = np.nan, np.inf, -np.inf, 6e4
+W = (RNG.standard_normal((16, WIDTH)).astype(np.float32), np.eye(WIDTH, dtype=np.float32)[:3])
+ASKED = SampleSpec(1, 4, 1, ((0, 1),), "none")
+
+
+def awkward_volume(kind: str) -> Volume:
+    """Return a volume of EDGES and X: "one page a range", "several", or "float16" features."""
+    features = X.astype(np.float16) if kind == "float16" else X
+    size = MIB if kind == "one page a range" else 64 * KIB
+    return make_volume(EDGES, features, page_size=size, range_rows=RANGE)
 
 
 def needed_rows(volume: Volume, edges: Ints, spec: SampleSpec) -> list[list[int]]:

@@ -7,7 +7,7 @@ import numpy as np
 from tests.reference.nvme import NQN
 from tests.reference.stage import make_volume, random_edges
 
-from hyades.common.blocks import MemoryBlocks
+from hyades.common.blocks import FileBlocks, MemoryBlocks
 from hyades.common.layout import BLOCK
 from hyades.common.nvme import commands
 from hyades.common.nvme.identify import (
@@ -15,13 +15,21 @@ from hyades.common.nvme.identify import (
     parse_controller,
     parse_namespace,
 )
-from hyades.common.nvme.vendor import build_request, create_view, delete_view, parse_answer
+from hyades.common.nvme.vendor import (
+    ViewRequest,
+    build_request,
+    create_view,
+    delete_view,
+    parse_answer,
+)
 from hyades.common.units import KIB, MIB
-from hyades.common.viewspec import parse_head
+from hyades.common.viewspec import SampleSpec, parse_head
+from hyades.common.volume import Volume
 from hyades.target_side.limits import Limits, ViewLimits
 from hyades.target_side.namespaces import FileNamespace
 from hyades.target_side.server import Server
 from hyades.target_side.stage.options import StageOptions
+from hyades.target_side.stage.viewpages import open_volume_view
 from hyades.target_side.subsystem import Subsystem
 from hyades.target_side.view_service import ViewService, parse_view
 
@@ -31,12 +39,31 @@ X = (np.random.default_rng(5).standard_normal((VERTICES, WIDTH)) * 50).astype(np
 W = np.random.default_rng(6).standard_normal((16, WIDTH)).astype(np.float32)
 
 
+OTHER = "nqn.2026-01.org.example:other"
+SAMPLE = SampleSpec(1, 4, 1, ((0, 1),), "none")
+FIRST = 2  # id of the first view of a host, behind the volume
+HALF = ViewRequest("features", "float16")
+
+
 def write_volume(path):
     """Write a volume file with a graph and features of several pages a range."""
     volume = make_volume(EDGES, X, page_size=64 * KIB, range_rows=RANGE)
     assert isinstance(volume.blocks, MemoryBlocks)
     path.write_bytes(volume.blocks.data.tobytes())
     return path
+
+
+def made_here(path, what, weights=()):
+    """Return the bytes of the same view, made from the file."""
+    volume = Volume.open(FileBlocks(path, writable=False))
+    view = open_volume_view(
+        volume, what.source, encoding=what.encoding, sample=what.sample, weights=weights,
+        page_size=what.page_size,
+    )  # fmt: skip
+    data = bytes(view.read(0, view.nblocks))
+    view.close()
+    volume.close()
+    return data
 
 
 @dataclass

@@ -3,6 +3,7 @@ import os
 
 import pytest
 from tests.reference.nvmet_tree import FakeTree
+from tests.reference.provisions import HOSTS, NQN, Killed, export_of, make_files, runs
 
 from hyades.common.errors import BackendMissing, UsageError
 from hyades.target_side.provision.nvmet import Nvmet, Tree
@@ -14,20 +15,10 @@ from hyades.target_side.provision.steps import (
     journal_path,
 )
 
-NQN = "nqn.2024-01.org.example:volume"
-HOSTS = ("nqn.2014-08.org.nvmexpress:uuid:1", "nqn.2014-08.org.nvmexpress:uuid:2")
-
-
-class Killed(BaseException):
-    """Ends a run without any of its clean-up, as SIGKILL does."""
-
 
 @pytest.fixture
 def files(tmp_path):
-    paths = tuple(tmp_path / f"{name}.vol" for name in "ab")
-    for path in paths:
-        path.write_bytes(bytes(8192))
-    return paths
+    return make_files(tmp_path)
 
 
 @pytest.fixture
@@ -37,24 +28,14 @@ def tree(tmp_path):
 
 @pytest.fixture
 def export(files):
-    return Export(NQN, files, (("127.0.0.1", 4420), ("::1", 4421)), HOSTS)
+    return export_of(files)
 
 
 @pytest.fixture
 def run(tmp_path, tree):
     """Return a function that makes a Provision; its journal is released at the end."""
-    open_ones = []
-
-    def make(export):
-        while open_ones:
-            open_ones.pop().close()  # the process before is gone
-        journal = Journal(journal_path("kernel", export.nqn, tmp_path / "state"))
-        open_ones.append(journal)
-        return Provision(Nvmet(tree), export, journal)
-
-    yield make
-    while open_ones:
-        open_ones.pop().close()
+    with runs(tmp_path, "kernel") as make:
+        yield lambda export: make(Nvmet(tree), export)
 
 
 def kill(provision, tree, after):

@@ -2,6 +2,7 @@ import json
 import sys
 
 import pytest
+from tests.reference.provisions import HOSTS, NQN, Killed, export_of, make_files, runs
 from tests.reference.spdk_rpc import FakeSpdk
 
 from hyades.common.errors import BackendMissing, PeerError, UsageError
@@ -9,19 +10,10 @@ from hyades.target_side.provision.spdk import Client, Spdk
 from hyades.target_side.provision.steps import (
     Export,
     Journal,
-    Provision,
     describe_steps,
-    journal_path,
 )
 
 pytest.importorskip("spdk.rpc.client", reason="needs SPDK's Python client: pip install spdk")
-
-NQN = "nqn.2024-01.org.example:volume"
-HOSTS = ("nqn.2014-08.org.nvmexpress:uuid:1", "nqn.2014-08.org.nvmexpress:uuid:2")
-
-
-class Killed(BaseException):
-    """Ends a run without any of its clean-up, as SIGKILL does."""
 
 
 @pytest.fixture
@@ -40,31 +32,18 @@ def client(spdk):
 
 @pytest.fixture
 def files(tmp_path):
-    paths = tuple(tmp_path / f"{name}.vol" for name in "ab")
-    for path in paths:
-        path.write_bytes(bytes(8192))
-    return paths
+    return make_files(tmp_path)
 
 
 @pytest.fixture
 def export(files):
-    return Export(NQN, files, (("127.0.0.1", 4420), ("::1", 4421)), HOSTS)
+    return export_of(files)
 
 
 @pytest.fixture
 def run(tmp_path, client):
-    open_ones = []
-
-    def make(export, rpc=client):
-        while open_ones:
-            open_ones.pop().close()
-        journal = Journal(journal_path("spdk", export.nqn, tmp_path / "state"))
-        open_ones.append(journal)
-        return Provision(Spdk(rpc), export, journal)
-
-    yield make
-    while open_ones:
-        open_ones.pop().close()
+    with runs(tmp_path, "spdk") as make:
+        yield lambda export, rpc=client: make(Spdk(rpc), export)
 
 
 def test_what_is_made_and_undone(spdk, export, run, files):

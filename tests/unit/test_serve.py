@@ -6,7 +6,7 @@ import time
 
 import pytest
 from tests.reference.nvme import start, stopped_at_end
-from tests.reference.nvme_host import NQN, Host, Queue, discover, pattern
+from tests.reference.nvme_host import NQN, Host, Queue, await_that, discover, pattern
 
 from hyades.common.errors import PeerError, UsageError
 from hyades.common.nvme import bringup, commands
@@ -48,13 +48,6 @@ def serve(servers, path):
 @pytest.fixture
 def server(serve):
     return serve()
-
-
-def await_that(condition, what):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("header", "data"), DIGESTS)

@@ -3,11 +3,10 @@
 import contextlib
 import socket
 import threading
-import time
 
 import pytest
 from tests.reference.nvme import start, stopped_at_end
-from tests.reference.nvme_host import HOST, NQN, Host, discover, pattern
+from tests.reference.nvme_host import HOST, NQN, Host, await_that, discover, pattern
 
 from hyades.common.errors import PeerError, UsageError
 from hyades.common.nvme import commands
@@ -54,13 +53,6 @@ def serve(servers, path):
 @pytest.fixture
 def server(serve):
     return serve()
-
-
-def await_that(condition, what):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def test_tls_with_a_psk(serve, path):

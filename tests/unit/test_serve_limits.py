@@ -6,7 +6,7 @@ import time
 
 import pytest
 from tests.reference.nvme import start, stopped_at_end
-from tests.reference.nvme_host import ClosedError, Host, Queue, pattern
+from tests.reference.nvme_host import ClosedError, Host, Queue, await_that, pattern
 
 from hyades.common.errors import UsageError
 from hyades.common.nvme import commands
@@ -50,13 +50,6 @@ def serve(servers, tmp_path):
         return servers[-1]
 
     return begin
-
-
-def await_that(condition, what):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def reasons(server, kind=Refused):

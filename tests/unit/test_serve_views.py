@@ -2,18 +2,21 @@
 
 import contextlib
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.reference.nvme_host import Host
+from tests.reference.nvme_host import Host, await_that
 from tests.reference.stage import needed_rows, read_view
 from tests.reference.view_host import (
     EDGES,
+    FIRST,
+    HALF,
+    OTHER,
     RANGE,
+    SAMPLE,
     ServedView,
     W,
     X,
@@ -21,6 +24,7 @@ from tests.reference.view_host import (
     delete,
     identify,
     identify_controller,
+    made_here,
     namespaces,
     read_whole,
     view_server,
@@ -35,7 +39,6 @@ from hyades.common.nvme.status import DNR, StatusCode
 from hyades.common.nvme.vendor import ViewRequest, build_request, create_view
 from hyades.common.quantize import encode_rows
 from hyades.common.units import KIB, MIB
-from hyades.common.viewspec import SampleSpec
 from hyades.common.volume import Volume
 from hyades.target_side.events import (
     Failed,
@@ -44,12 +47,6 @@ from hyades.target_side.events import (
     ViewOpened,
 )
 from hyades.target_side.namespaces import FileNamespace
-from hyades.target_side.stage.viewpages import open_volume_view
-
-OTHER = "nqn.2026-01.org.example:other"
-SAMPLE = SampleSpec(1, 4, 1, ((0, 1),), "none")
-FIRST = 2  # id of the first view of a host, behind the volume
-HALF = ViewRequest("features", "float16")
 
 
 @pytest.fixture(scope="module")
@@ -61,26 +58,6 @@ def path(tmp_path_factory):
 def serve(path):
     with contextlib.ExitStack() as stack:
         yield lambda *views, **how: stack.enter_context(view_server(path, *views, **how))
-
-
-def await_that(condition, what):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
-def made_here(path, what, weights=()):
-    """Return the bytes of the same view, made from the file."""
-    volume = Volume.open(FileBlocks(path, writable=False))
-    view = open_volume_view(
-        volume, what.source, encoding=what.encoding, sample=what.sample, weights=weights,
-        page_size=what.page_size,
-    )  # fmt: skip
-    data = bytes(view.read(0, view.nblocks))
-    view.close()
-    volume.close()
-    return data
 
 
 class Gated(FileNamespace):

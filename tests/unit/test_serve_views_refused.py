@@ -7,12 +7,17 @@ import numpy as np
 import pytest
 from tests.reference.nvme_host import HOST, Host, Queue
 from tests.reference.view_host import (
+    FIRST,
+    HALF,
+    OTHER,
+    SAMPLE,
     VERTICES,
     WIDTH,
     ServedView,
     ask,
     delete,
     identify,
+    made_here,
     namespaces,
     read_whole,
     send_request,
@@ -20,7 +25,6 @@ from tests.reference.view_host import (
     write_volume,
 )
 
-from hyades.common.blocks import FileBlocks
 from hyades.common.layout import BLOCK
 from hyades.common.nvme import bringup, commands
 from hyades.common.nvme.layout import DISCOVERY_NQN
@@ -38,11 +42,6 @@ from hyades.target_side.namespaces import FileNamespace
 from hyades.target_side.stage.viewpages import open_volume_view
 from hyades.target_side.view_namespace import NamespaceBlocks, ViewNamespace
 
-OTHER = "nqn.2026-01.org.example:other"
-SAMPLE = SampleSpec(1, 4, 1, ((0, 1),), "none")
-FIRST = 2  # id of the first view of a host, behind the volume
-HALF = ViewRequest("features", "float16")
-
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
@@ -53,19 +52,6 @@ def path(tmp_path_factory):
 def serve(path):
     with contextlib.ExitStack() as stack:
         yield lambda *views, **how: stack.enter_context(view_server(path, *views, **how))
-
-
-def made_here(path, what, weights=()):
-    """Return the bytes of the same view, made from the file."""
-    volume = Volume.open(FileBlocks(path, writable=False))
-    view = open_volume_view(
-        volume, what.source, encoding=what.encoding, sample=what.sample, weights=weights,
-        page_size=what.page_size,
-    )  # fmt: skip
-    data = bytes(view.read(0, view.nblocks))
-    view.close()
-    volume.close()
-    return data
 
 
 def refused(host, log, data, status, reason, **how):

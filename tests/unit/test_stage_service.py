@@ -8,7 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from tests.reference.stage import make_volume, random_edges, read_view
+from tests.reference.stage import (
+    ASKED,
+    VERTICES,
+    WIDTH,
+    W,
+    awkward_volume,
+    make_volume,
+    read_view,
+)
 
 from hyades.common.errors import DataError, DeviceLost, UsageError
 from hyades.common.units import KIB, MIB
@@ -21,20 +29,10 @@ from hyades.target_side.stage.source import Source
 from hyades.target_side.stage.stream import Stream
 from hyades.target_side.stage.viewpages import ViewPages, make_spec, open_volume_view
 
-VERTICES, WIDTH, RANGE = 1282, 50, 512  # the last landing block of small pages has 2 rows
-EDGES = random_edges(VERTICES, 6000, seed=2)
-RNG = np.random.default_rng(5)
-X = (RNG.standard_normal((VERTICES, WIDTH)) * 50).astype(np.float32)
-X[7, 3], X[7, 4], X[600, 1], X[1281, 49] = np.nan, np.inf, -np.inf, 6e4
-W = (RNG.standard_normal((16, WIDTH)).astype(np.float32), np.eye(WIDTH, dtype=np.float32)[:3])
-ASKED = SampleSpec(1, 4, 1, ((0, 1),), "none")
-
 
 @pytest.fixture(scope="module", params=["one page a range", "several", "float16"])
 def volume(request):
-    features = X.astype(np.float16) if request.param == "float16" else X
-    size = MIB if request.param == "one page a range" else 64 * KIB
-    return make_volume(EDGES, features, page_size=size, range_rows=RANGE)
+    return awkward_volume(request.param)
 
 
 def image(view):

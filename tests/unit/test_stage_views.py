@@ -7,34 +7,36 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tests.reference.stage import make_volume, needed_rows, random_edges, read_view
+from tests.reference.stage import (
+    ASKED,
+    EDGES,
+    RANGE,
+    VERTICES,
+    WIDTH,
+    W,
+    X,
+    awkward_volume,
+    make_volume,
+    needed_rows,
+    read_view,
+)
 
 from hyades.common.checksum import crc32c
 from hyades.common.layout import BLOCK
 from hyades.common.quantize import decode_rows, encode_rows
 from hyades.common.units import KIB, MIB
 from hyades.common.views import SparseShape, page_crc
-from hyades.common.viewspec import SampleSpec, landing_rows, parse_head
+from hyades.common.viewspec import landing_rows, parse_head
 from hyades.gpu_side.devices.cpu import single_threaded_torch
 from hyades.gpu_side.models.ir import Conv, Linear
 from hyades.gpu_side.scan import PassScan
 from hyades.target_side.stage.options import StageOptions
 from hyades.target_side.stage.viewpages import open_volume_view
 
-VERTICES, WIDTH, RANGE = 1282, 50, 512  # the last landing block of small pages has 2 rows
-EDGES = random_edges(VERTICES, 6000, seed=2)
-RNG = np.random.default_rng(5)
-X = (RNG.standard_normal((VERTICES, WIDTH)) * 50).astype(np.float32)
-X[7, 3], X[7, 4], X[600, 1], X[1281, 49] = np.nan, np.inf, -np.inf, 6e4
-W = (RNG.standard_normal((16, WIDTH)).astype(np.float32), np.eye(WIDTH, dtype=np.float32)[:3])
-ASKED = SampleSpec(1, 4, 1, ((0, 1),), "none")
-
 
 @pytest.fixture(scope="module", params=["one page a range", "several", "float16"])
 def volume(request):
-    features = X.astype(np.float16) if request.param == "float16" else X
-    size = MIB if request.param == "one page a range" else 64 * KIB
-    return make_volume(EDGES, features, page_size=size, range_rows=RANGE)
+    return awkward_volume(request.param)
 
 
 def landed(volume, weights):
