@@ -71,7 +71,7 @@ class Path:
                 owner.failed(self, session.reason or Stopped("closed"))
                 if time.monotonic() - begin > 4 * delay:
                     delay = options.reconnect_delay
-            owner.pause(self, delay)
+            owner.pause(delay)
             delay = min(2 * delay, _LONGEST_DELAY)
 
 
@@ -189,9 +189,8 @@ class Paths:
             self._broken = self._broken or error
             self._tell()
 
-    def pause(self, path: Path, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         """Let *seconds* pass, fewer where the transport is closed."""
-        del path
         with self._changed:
             self._changed.wait_for(self.is_stopping, seconds)
 
