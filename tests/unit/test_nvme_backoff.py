@@ -7,7 +7,7 @@ import pytest
 
 from hyades.common.errors import PeerError
 from hyades.proxy.transports import nvme_paths
-from hyades.proxy.transports.nvme_paths import Path, Paths
+from hyades.proxy.transports.nvme_paths import Paths
 from hyades.proxy.transports.nvme_url import parse
 from hyades.proxy.urls import Url
 
@@ -49,7 +49,7 @@ def pauses(monkeypatch):
         paths = Paths(parse(Url(URL)), Attempts(lives, clock))
         found: list[float] = []
 
-        def pause(path: Path, seconds: float) -> None:
+        def pause(seconds: float) -> None:
             found.append(seconds)
             paths.stopping = not lives
 
