@@ -138,7 +138,7 @@ def test_bytes_that_change_on_the_way(
 def test_connections_that_are_dropped_all_the_time(
     served: Path, local: tuple[Path, NDArray[np.float32]]
 ) -> None:
-    with nvme.TargetProcess(served, "--fault", "drop:40") as target:
+    with nvme.TargetProcess(served, "--fault", "drop:12") as target:
         stats = run(nvme.address_url(target.address, **QUICK), local[1])
     assert stats["losses"] > 2
     assert stats["replays"] > 0

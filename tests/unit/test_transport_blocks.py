@@ -205,7 +205,8 @@ def test_nothing_is_committed_on_top_of_a_failed_write():
         volume.commit()
     volume.rollback()
     assert volume.generation == 1
-    volume.close()
+    with contextlib.suppress(UsageError):  # told again where a write of the commit met it first
+        volume.close()
 
 
 def test_an_interrupted_read_leaves_no_slot_behind():
