@@ -181,11 +181,13 @@ def _disk(machine: Surroundings) -> Iterator[Check]:
                 fix="sudo sysctl kernel.io_uring_disabled=0, or allow io_uring in the container",
             )
         elif probe.problem and not probe.scheme.startswith(("spdk+", "nvme+rdma")):  # see _fabrics
+            problem, _, fix = probe.problem.rpartition(": ")
             yield Check(
                 name=f"{probe.scheme}://",
                 status="missing",
-                detail=probe.problem,
+                detail=problem or fix,
                 needed_for=f"{probe.scheme}:// volumes",
+                fix=fix if problem else "",
             )
         elif probe.detail:
             yield Check(
@@ -210,9 +212,7 @@ def _accelerator(machine: Surroundings) -> Iterator[Check]:
     yield _package(machine, "numba-cuda", "compiling the scheduler for a GPU",
                    "pip install -c constraints.txt -e '.[ptx]'")  # fmt: skip
     yield _package(machine, "cupy-cuda13x", "the CUDA device (later versions)", install)
-    yield _package(
-        machine, "kvikio-cu13", "disk straight into GPU memory (later versions)", install
-    )
+    yield _package(machine, "kvikio-cu13", "gds:// volumes", install)
 
 
 def _fabrics(machine: Surroundings) -> Iterator[Check]:

@@ -75,7 +75,7 @@ def local_files(url: str, *, writable: bool = False) -> list[Path]:
     for part in parsed:
         if part.scheme == "blk":
             check_device(part.path, writable=writable)
-    return [Path(part.path) for part in parsed if part.scheme in ("file", "blk")]
+    return [Path(part.path) for part in parsed if part.scheme in ("file", "blk", "gds")]
 
 
 def check_blank(url: str, *, force: bool) -> None:

@@ -1,7 +1,8 @@
 """URL scheme -> transport module: an explicit table, each module imported when first used.
 
 A module has `open_url(url, *, create, writable)` and `probe()`: None where it can run here, else
-the reason and the fix; where it has `detail()`, that is one more line for ``hyades doctor``.
+the reason and the fix; where it has `detail()`, that is one more line for ``hyades doctor``, and
+where it has `probe_url(url)`, that decides for one URL, whose options may need less.
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from hyades.proxy.urls import Url
 MODULES = {
     "file": "hyades.proxy.transports.file",
     "blk": "hyades.proxy.transports.blk",
+    "gds": "hyades.proxy.transports.gds",
     "mem": "hyades.proxy.transports.mem",
     "null": "hyades.proxy.transports.null",
     "nvme+tcp": "hyades.proxy.transports.nvme_tcp",
@@ -51,7 +53,7 @@ def open_transport(url: str | Url, *, create: bool = False, writable: bool = Tru
     """
     parsed = url if isinstance(url, Url) else Url(url)
     module = _module(parsed)
-    problem = module.probe()
+    problem = module.probe_url(parsed) if hasattr(module, "probe_url") else module.probe()
     if problem is not None:
         raise BackendMissing(f"{parsed}: {problem}")
     transport: Transport = module.open_url(parsed, create=create, writable=writable)

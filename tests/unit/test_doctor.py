@@ -13,11 +13,11 @@ from hyades.common.errors import BackendMissing
 from hyades.deploy import doctor
 from hyades.deploy.doctor import Check, direct_io_refused, examine, healthy, table
 from hyades.deploy.surroundings import Surroundings
-from hyades.proxy.transports import file, null
+from hyades.proxy.transports import file, gds, null
 
 NAMES_MISSING_ON_A_BARE_MACHINE = {
-    "huge pages", "GPU", "numba-cuda", "cupy-cuda13x", "kvikio-cu13", "RDMA device", "pyverbs",
-    "SPDK libraries", "spdk", "kernel NVMe-oF", "nvme-cli", "fio", "torch_geometric",
+    "huge pages", "GPU", "numba-cuda", "cupy-cuda13x", "kvikio-cu13", "gds://", "RDMA device",
+    "pyverbs", "SPDK libraries", "spdk", "kernel NVMe-oF", "nvme-cli", "fio", "torch_geometric",
 }  # fmt: skip
 
 
@@ -48,6 +48,11 @@ BASE = {"numpy": "2.4", "torch": "2.13", "numba": "0.68"}
 @pytest.fixture(autouse=True)
 def _with_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.tls, "probe", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def _without_kvikio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gds, "probe", lambda: "kvikio is not installed: pip install it")
 
 
 def make(tmp_path: Path, **changes: Any) -> Made:
@@ -89,6 +94,8 @@ def test_what_is_required_decides_health(tmp_path: Path) -> None:
 
 def test_a_full_machine_has_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file, "detail", lambda: "O_DIRECT through io_uring")
+    monkeypatch.setattr(gds, "probe", lambda: None)
+    monkeypatch.setattr(gds, "detail", lambda: "kvikio 26.10, cuFile 1.14")
     library = tmp_path / "spdk"
     library.mkdir()
     (library / "libspdk_nvme.so.15.0").touch()
@@ -156,7 +163,8 @@ def test_a_transport_that_cannot_run_says_why(
 ) -> None:
     monkeypatch.setattr(null, "probe", lambda: "there is no nothing: apt-get install nothing")
     check = by_name(make(tmp_path))["null://"]
-    assert (check.status, check.detail) == ("missing", null.probe())
+    assert (check.status, check.detail) == ("missing", "there is no nothing")
+    assert check.fix == "apt-get install nothing"
 
 
 def test_tls_is_tried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

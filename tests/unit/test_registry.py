@@ -17,18 +17,18 @@ def test_unknown_scheme_lists_those_that_exist():
         open_transport("floppy://host:4420/nqn.x?ns=1")
     text = str(caught.value)
     assert text.startswith(
-        "floppy://host:4420/nqn.x?ns=1: no transport floppy://; there are file://, blk://, mem://, null://,"
+        "floppy://host:4420/nqn.x?ns=1: no transport floppy://; there are file://, blk://, gds://, mem://,"
     )
     assert text.endswith(" stripe: and plain paths")
     assert all(name in text for name in registry.MODULES)
-    with pytest.raises(UsageError, match=r"no transport faulty\+gds"):
-        open_transport("faulty+gds://x")
+    with pytest.raises(UsageError, match=r"no transport faulty\+floppy"):
+        open_transport("faulty+floppy://x")
 
 
 def test_every_module_in_the_table_can_be_probed():
     probes = {p.scheme: p for p in probe_all()}
     assert set(probes) == set(registry.MODULES)
-    libraries = ("spdk+", "nvme+rdma")  # and devices
+    libraries = ("gds", "spdk+", "nvme+rdma")  # and devices
     assert all(p.problem is None for p in probes.values() if not p.scheme.startswith(libraries))
     assert probes["file"].detail
     assert "faulty+mem" in schemes()
