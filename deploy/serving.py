@@ -29,12 +29,12 @@ from hyades.target_side.subsystem import Subsystem
 
 DEFAULT_PORT = 4420
 _MOST_CONFIG = 1 << 20  # characters
-_RDMA = "rdma:"  # before an address
+_RDMA, _DMA = "rdma:", "dma:"  # before an address, before the path of a socket
 _EMBEDDED_ONLY = (
     "create", "read_only", "block_size", "tls_psk", "advertise", "metrics", "fault", "log",
     "max_transfer", "in_capsule", "max_data_pdu", "buffers", "connections", "queues", "depth",
     "handshake", "stall", "grace", "view", "views", "view_host", "stage_memory", "stage_threads",
-    "stage_cores",
+    "stage_cores", "dma_engine", "dma_buffer",
 )  # fmt: skip
 Backend = Literal["embedded", "spdk", "kernel"]
 
@@ -68,6 +68,8 @@ class Settings(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     in_capsule: str = "8KiB"
     max_data_pdu: str = "1MiB"
     buffers: str = "256MiB"
+    dma_engine: str = "memcpy"
+    dma_buffer: str = "1MiB"
     connections: int = 1024
     queues: int = 16
     depth: int = 128
@@ -128,11 +130,13 @@ def _convert(found: Mapping[str, Any], where: str) -> Settings:
 
 def build_server(settings: Settings, sink: Sink) -> Server:
     """Return the embedded target, not started; its namespaces are open and locked."""
+    dma = dma_paths(settings.listen)
     tcp, rdma = split_addresses(settings.listen)
     _check_exposure(settings, tcp + rdma)
-    if rdma and settings.tls_psk:
+    if (rdma or dma) and settings.tls_psk:
+        what = "RDMA" if rdma else "shared memory"
         raise UsageError(
-            "--tls-psk is for TCP: RDMA has no TLS, and would be open to whoever has no key"
+            f"--tls-psk is for TCP: {what} has no TLS, and would be open to whoever has no key"
         )
     limits = _limits(settings)
     keys = Keyring([load_psk(path) for path in settings.tls_psk]) if settings.tls_psk else None
@@ -167,6 +171,8 @@ def build_server(settings: Settings, sink: Sink) -> Server:
             firmware=__version__,
             faults=faults,
             rdma=rdma,
+            dma=dma,
+            dma_engine=settings.dma_engine,
             views=views,
         )
     except BaseException:
@@ -178,10 +184,10 @@ def build_server(settings: Settings, sink: Sink) -> Server:
 def check_external(settings: Settings) -> None:
     """Raise UsageError for settings that only the embedded target has."""
     tcp, rdma = split_addresses(settings.listen)
-    if rdma:
+    if rdma or dma_paths(settings.listen):
         raise UsageError(
-            f"--listen rdma: is for --backend embedded: let the {settings.backend} target listen"
-            " there itself"
+            f"--listen {'rdma' if rdma else 'dma'}: is for --backend embedded: let the"
+            f" {settings.backend} target listen there itself"
         )
     _check_exposure(settings, tcp)
     defaults, mine = Settings(), msgspec.structs.asdict(settings)
@@ -240,8 +246,17 @@ def _create(settings: Settings) -> int:
 def split_addresses(texts: Sequence[str]) -> tuple[list[Address], list[Address]]:
     """Return where to listen over TCP, and (``rdma:host:port``) over RDMA."""
     rdma = [text for text in texts if text.startswith(_RDMA)]
-    tcp = [parse_address(text) for text in texts if text not in rdma]
+    tcp = [parse_address(text) for text in texts if not text.startswith((_RDMA, _DMA))]
     return tcp, [parse_address(text.removeprefix(_RDMA)) for text in rdma]
+
+
+def dma_paths(texts: Sequence[str]) -> list[str]:
+    """Return the sockets of hosts that share memory (``dma:/run/hyades.sock``)."""
+    found = [text.removeprefix(_DMA) for text in texts if text.startswith(_DMA)]
+    for path in found:
+        if not path.startswith("/"):
+            raise UsageError(f"--listen dma:{path}: write the whole path, dma:/run/hyades.sock")
+    return found
 
 
 def parse_address(text: str) -> Address:
@@ -284,6 +299,7 @@ def _limits(settings: Settings) -> Limits:
         in_capsule=parse_size(settings.in_capsule),
         max_data_pdu=parse_size(settings.max_data_pdu),
         buffers=parse_size(settings.buffers),
+        dma_buffer=parse_size(settings.dma_buffer),
         handshake=settings.handshake,
         stall=settings.stall,
         grace=settings.grace,

@@ -19,6 +19,7 @@ class Limits:
     in_capsule: int = 8 * KIB  # bytes of data that may come along with a command
     max_data_pdu: int = MIB  # bytes of an H2CData (MAXH2CDATA)
     buffers: int = 256 * MIB  # bytes of all buffers that data is on its way in
+    dma_buffer: int = MIB  # bytes of a piece of data in shared memory, at most
     handshake: float = 10.0  # seconds from accept to the end of Connect
     stall: float = 30.0  # seconds in which a peer that owes or is owed data must move some
     grace: float = 10.0  # seconds that a stop waits for what is in flight
@@ -64,6 +65,8 @@ def _problem(limits: Limits) -> str:
         return f"in-capsule {limits.in_capsule}: a multiple of 16 from 1KiB to 256KiB"
     if limits.max_data_pdu % 4 or not 4 * KIB <= limits.max_data_pdu <= 64 * MIB:
         return f"max-data-pdu {limits.max_data_pdu}: a multiple of 4 from 4KiB to 64MiB"
+    if limits.dma_buffer < 4 * KIB:
+        return f"dma-buffer {limits.dma_buffer}: at least 4KiB"
     for name in ("handshake", "stall", "grace"):
         if not 0 < (seconds := getattr(limits, name)) <= _LONGEST:  # NaN is not, either
             return f"{name} {seconds:g}: more than 0 seconds, at most {_LONGEST:g}"

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hyades.common.addresses import resolve
 from hyades.common.errors import UsageError
@@ -50,10 +50,13 @@ from hyades.target_side.service import Service
 from hyades.target_side.subsystem import Subsystem
 from hyades.target_side.view_service import ViewService
 
+if TYPE_CHECKING:
+    from hyades.target_side.dma_listener import DmaListener
+
 Address = tuple[str, int]
 _BACKLOG = 512
 _TICK = 0.25  # seconds between looks at keep-alive
-_RDMA, _TCP = 1, 3  # TRTYPE
+_RDMA, _TCP, _INTRA_HOST = 1, 3, 254  # TRTYPE
 _WILDCARDS = ("0.0.0.0", "::", "")
 
 
@@ -64,11 +67,13 @@ class Server:
         self, subsystems: Sequence[Subsystem], listen: Sequence[Address], *,
         limits: Limits | None = None, sink: Sink | None = None, keys: Keyring | None = None,
         advertise: str = "", first_controller: int = 0, firmware: str = "",
-        faults: Faults | None = None, rdma: Sequence[Address] = (),
-        views: ViewService | None = None,
+        faults: Faults | None = None, rdma: Sequence[Address] = (), dma: Sequence[str] = (),
+        dma_engine: str = "memcpy", views: ViewService | None = None,
     ) -> None:  # fmt: skip
         """Serve *subsystems* at *listen* (port 0: any that is free), over RDMA at *rdma*.
 
+        *dma* are paths of sockets: hosts of this machine share memory there, and *dma_engine*
+        (hyades.common.dma.engine) moves the data.
         *views* makes those that hosts ask for, and is closed with the server.
 
         *advertise* is the address that discovery tells; else that which the host came to.  Without
@@ -93,7 +98,8 @@ class Server:
         self.connections: set[Edge[Any, Any]] = set()
         self.addresses: list[Address] = []  # where it listens, with real ports
         self._listen, self._advertise = list(listen), advertise
-        self._rdma, self._listeners = list(rdma), list[RdmaListener]()
+        self._rdma, self._listeners = list(rdma), list["RdmaListener | DmaListener"]()
+        self._dma, self._dma_engine = list(dma), dma_engine
         if rdma and self.limits.max_transfer > MAX_TRANSFER:
             raise UsageError(f"max-transfer over RDMA: at most {format_size(MAX_TRANSFER)}")
         self._sockets: list[socket.socket] = []
@@ -104,7 +110,12 @@ class Server:
     @property
     def rdma_addresses(self) -> list[Address]:
         """Where it listens over RDMA, with real ports."""
-        return [listener.address for listener in self._listeners]
+        return [x.address for x in self._listeners if isinstance(x, RdmaListener)]
+
+    @property
+    def dma_paths(self) -> list[str]:
+        """Where it listens over shared memory."""
+        return [x.path for x in self._listeners if not isinstance(x, RdmaListener)]
 
     def start(self) -> None:
         """Listen; UsageError where an address cannot be had."""
@@ -115,6 +126,8 @@ class Server:
             for address in self._rdma:
                 found = RdmaListener(address, self.service, self._start, self._refuse)
                 self._listeners.append(found)
+            for path in self._dma:
+                self._listeners.append(self._share(path))
         except BaseException:
             self._close_listeners()
             raise
@@ -125,10 +138,20 @@ class Server:
         self._spawn(self._keep_house)
         places = [format_address(address) for address in self.addresses]
         places += [f"rdma:{format_address(address)}" for address in self.rdma_addresses]
+        places += [f"dma:{path}" for path in self.dma_paths]
         for place in places:
             for subsystem in self.subsystems:
                 names = [namespace.name for namespace in subsystem.namespaces.values()]
                 self.service.sink.emit(Listening(place, subsystem.nqn, names))
+
+    def _share(self, path: str) -> "DmaListener":
+        # Only here, since it imports numba: most targets have no use for that.
+        from hyades.target_side.dma_listener import DmaListener
+
+        return DmaListener(
+            path, self.service, self._start, self._refuse, engine=self._dma_engine,
+            buffer_bytes=self.limits.dma_buffer,
+        )  # fmt: skip
 
     def stop(self, grace: float | None = None) -> int:
         """Stop as rule 1 says; return how many connections had to be cut."""
@@ -286,6 +309,14 @@ class Server:
         found = []
         for subsystem in self.subsystems:
             if not subsystem.admits(hostnqn):
+                continue
+            if local in self._dma:  # who came another way cannot open a socket here
+                found.append(
+                    DiscoveryEntry(
+                        subsystem.nqn, local, "", transport=_INTRA_HOST, family=254, port=0,
+                        secure=False,
+                    )
+                )  # fmt: skip
                 continue
             tcp = [(where, _TCP) for where in self.addresses]
             rdma = [(where, _RDMA) for where in self.rdma_addresses]

@@ -53,7 +53,8 @@ _SWITCH_INTERVAL = 0.0005  # seconds; a connection's thread runs for microsecond
     "-l",
     multiple=True,
     metavar="HOST:PORT",
-    help="Where, repeatable; rdma:HOST:PORT over RDMA; port 0: any that is free. [127.0.0.1:4420]",
+    help="Where, repeatable; rdma:HOST:PORT over RDMA, dma:/PATH for hosts of this machine; port 0:"
+    " any that is free. [127.0.0.1:4420]",
 )
 @click.option("--create", metavar="SIZE", help="Make files that do not exist, sparse, SIZE long.")
 @click.option("--read-only", is_flag=True, default=None, help="Refuse writes to all namespaces.")
@@ -93,6 +94,8 @@ _SWITCH_INTERVAL = 0.0005  # seconds; a connection's thread runs for microsecond
 @click.option("--in-capsule", metavar="SIZE", help="Data along with a command. [8KiB]")
 @click.option("--max-data-pdu", metavar="SIZE", help="Data in a PDU (MAXH2CDATA). [1MiB]")
 @click.option("--buffers", metavar="SIZE", help="Memory for data on its way. [256MiB]")
+@click.option("--dma-engine", metavar="NAME", help="memcpy, doca, doca:PCI-ADDRESS. [memcpy]")
+@click.option("--dma-buffer", metavar="SIZE", help="At most, of a piece in shared memory. [1MiB]")
 @click.option("--connections", type=int, help="At most. [1024]")
 @click.option("--queues", type=int, help="I/O queues of a host. [16]")
 @click.option("--depth", type=int, help="Entries of a queue. [128]")
@@ -163,7 +166,8 @@ def serve(settings: Settings) -> None:
 def _addresses(server: Server) -> list[str]:
     """Return where *server* listens, as texts that --listen takes."""
     rdma = [f"rdma:{format_address(address)}" for address in server.rdma_addresses]
-    return [*map(format_address, server.addresses), *rdma]
+    dma = [f"dma:{path}" for path in server.dma_paths]
+    return [*map(format_address, server.addresses), *rdma, *dma]
 
 
 @contextmanager
