@@ -4,6 +4,7 @@ A *shared* arena lies in a memory file, so that another process can map the same
 whose `Limits.shared_arena` is set moves pages in a process of its own and registers no other kind.
 """
 
+import fcntl
 import mmap
 import os
 import weakref
@@ -46,9 +47,11 @@ def _map_private(nbytes: int) -> mmap.mmap:
 
 
 def _map_file(nbytes: int) -> mmap.mmap:
-    fd = os.memfd_create("hyades-arena", os.MFD_CLOEXEC)
+    fd = os.memfd_create("hyades-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
+        # who maps it in another process must not lose its pages
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         space = _SharedMap(fd, nbytes, mmap.MAP_SHARED)
     except BaseException:
         os.close(fd)

@@ -21,6 +21,7 @@ MODULES = {
     "null": "hyades.proxy.transports.null",
     "nvme+tcp": "hyades.proxy.transports.nvme_tcp",
     "nvme+rdma": "hyades.proxy.transports.nvme_rdma",
+    "dma": "hyades.proxy.transports.nvme_dma",
     "spdk+tcp": "hyades.proxy.transports.spdk",
     "spdk+rdma": "hyades.proxy.transports.spdk",
     "spdk+pcie": "hyades.proxy.transports.spdk",

@@ -10,7 +10,7 @@ from hyades.proxy.transports.nvme_session import MakeSession, Session, Waker
 from hyades.proxy.transports.nvme_url import Address, Options
 
 _NVM_SUBSYSTEM = 2
-_TYPES = {"tcp": 3, "rdma": 1}
+_TYPES = {"tcp": 3, "rdma": 1, "dma": 254}
 
 
 def discover(

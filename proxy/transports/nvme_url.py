@@ -26,7 +26,7 @@ from hyades.common.units import MIB
 from hyades.proxy.urls import Url
 
 SCHEME = "nvme+tcp"
-SCHEMES = (SCHEME, "nvme+rdma")
+SCHEMES = (SCHEME, "nvme+rdma", "dma")
 CTRL_LOSS_TIMEOUT = 60.0
 DEFAULT_PORT = 4420
 MAX_QUEUES, MAX_DEPTH = 64, 1023
@@ -131,6 +131,11 @@ def parse(url: Url, transport: str = "tcp") -> Options:
     where, slash, subnqn = url.path.partition("/")
     if not where or not slash or not subnqn:
         raise UsageError(f"{url}: write nvme+{transport}://host:port/subsystem-nqn?ns=1")
+    return read_options(url, transport, parse_addresses(where), subnqn)
+
+
+def read_options(url: Url, transport: str, addresses: tuple[Address, ...], subnqn: str) -> Options:
+    """Return what the options of *url* say, of which none may be left then."""
     tcp = transport == "tcp"
     digests = _digests(url) if tcp else set()
     max_transfer = url.size("max_transfer", MIB)
@@ -139,7 +144,7 @@ def parse(url: Url, transport: str = "tcp") -> Options:
     tls = url.text("tls", "") if tcp else ""
     hostnqn, hostid = _host(url)
     options = Options(
-        addresses=parse_addresses(where),
+        addresses=addresses,
         subnqn=check_nqn(subnqn),
         hostnqn=hostnqn,
         hostid=hostid,
