@@ -86,6 +86,21 @@ def test_linux_asks_for_a_view(linux: Linux, served: tuple[Serve, Path]) -> None
     assert "400b" in refused.out  # Invalid Namespace or Format, Do Not Retry
 
 
+def test_a_killed_target_has_the_same_views_again(linux: Linux, served: tuple[Serve, Path]) -> None:
+    serve, path = served
+    linux.connect(serve.address, NQN, "--reconnect-delay=1", "--ctrl-loss-tmo=120")
+    device, expected = linux.device(NQN, 2), md5(path, VIEWS[2])
+    linux.machine.run("dmesg --clear")
+    serve.kill()
+    read = linux.machine.start(
+        f"dd if={device} bs=16k iflag=direct status=none | md5sum", timeout=120
+    )
+    linux.machine.run("until dmesg | grep -q Reconnecting; do sleep 0.2; done", timeout=60)
+    assert read.running()
+    serve.start()
+    assert read.wait().out.split()[0] == expected
+
+
 def test_linux_reads_views_over_rdma(linux: Linux, machine: Machine, tmp_path: Path) -> None:
     """Kernel nvme-rdma; the target computes the view in the guest, too."""
     rdma.prepare(machine)
