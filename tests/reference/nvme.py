@@ -113,7 +113,10 @@ class TargetProcess:
             assert self._process.poll() is None, said
             assert time.monotonic() < deadline, said
             time.sleep(0.01)
-        host, _, port = ready.read_text().split()[0].rpartition(":")
+        self._came_up(ready.read_text().split()[0])
+
+    def _came_up(self, where: str) -> None:
+        host, _, port = where.rpartition(":")
         self.address = (host, int(port))
 
     def kill(self) -> None:
