@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from hyades.common.dma import doca
 from hyades.common.errors import BackendMissing
 from hyades.common.nvme import tls
 from hyades.common.units import GIB, MIB, format_size
@@ -232,6 +233,14 @@ def _fabrics(machine: Surroundings) -> Iterator[Check]:
         detail="found" if verbs else "not installed",
         needed_for="nvme+rdma:// and hyades serve --listen rdma:...",
         fix="apt-get install python3-pyverbs ibverbs-providers rdma-core",
+    )
+    problem = doca.probe(machine.environment)
+    yield Check(
+        name="DOCA DMA",
+        status="missing" if problem else "ok",
+        detail=problem or doca.detail(machine.environment),
+        needed_for="hyades serve --listen dma:/PATH --dma-engine doca (memcpy needs nothing)",
+        fix="a BlueField with doca-runtime 2.5 or newer",
     )
     yield _tls()
     yield _spdk(machine)

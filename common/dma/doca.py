@@ -18,6 +18,7 @@ import ctypes as c
 import threading
 import time
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -272,18 +273,18 @@ def check(functions: library.Functions, name: str, *arguments: Any) -> None:
         raise UsageError(f"{name}: {functions.describe(status)}")
 
 
-def probe() -> str | None:
+def probe(environment: Mapping[str, str] | None = None) -> str | None:
     """Return why DOCA's engine cannot run here and what to do, or None."""
     try:
-        DocaDevice().close()
+        DocaDevice(functions=library.load(environment)).close()
     except (BackendMissing, UsageError) as error:
         return str(error)
     return None
 
 
-def detail() -> str:
+def detail(environment: Mapping[str, str] | None = None) -> str:
     """Return which device copies, and how much at a time; `probe` has returned None."""
-    device = DocaDevice()
+    device = DocaDevice(functions=library.load(environment))
     try:
         return f"device {device.pci}, at most {device.max_copy} bytes a copy"
     finally:

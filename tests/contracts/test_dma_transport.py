@@ -2,7 +2,7 @@
 
 import pytest
 from tests.contracts.transport import TransportContract, arena_for, finish, request
-from tests.reference import dma
+from tests.reference import dma, doca
 from tests.reference.nvme import stopped_at_end
 
 from hyades.common.errors import UsageError
@@ -13,10 +13,17 @@ from hyades.proxy.registry import open_transport
 from hyades.target_side.namespaces import FileNamespace, MemoryNamespace
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _builds():
+    yield
+    doca.remove_builds()
+
+
 class DmaContract(TransportContract):
     fixed_size = True
     options: dict = {}  # noqa: RUF012
     limits: dict = {}  # noqa: RUF012
+    engine = "memcpy"
 
     @pytest.fixture(autouse=True)
     def servers(self):
@@ -27,7 +34,8 @@ class DmaContract(TransportContract):
         return MemoryNamespace(nblocks * BLOCK)
 
     def make(self, folder, nblocks):
-        server = dma.start({1: self.namespace(folder, nblocks)}, **self.limits)
+        namespaces = {1: self.namespace(folder, nblocks)}
+        server = dma.start(namespaces, engine=self.engine, **self.limits)
         self._servers.append(server)
         return open_transport(dma.url(server, **self.options))
 
@@ -82,6 +90,36 @@ class TestZeroCopy(FileContract):
 
 class TestZeroCopyFromMemory(DmaContract):
     options = {"zerocopy": 1, "queues": 3, "depth": 3}  # noqa: RUF012
+
+
+class DocaContract(FileContract):
+    """DOCA's engine, for which a library that is compiled here stands in."""
+
+    engine = "doca"
+    faults = ""
+
+    @pytest.fixture(autouse=True)
+    def servers(self, monkeypatch):
+        doca.use(monkeypatch, self.faults)
+        with stopped_at_end() as self._servers:
+            yield
+        assert doca.leaks() == 0
+
+
+class TestDoca(DocaContract):
+    pass
+
+
+class TestDocaLateAndSmall(DocaContract):
+    """Copies end late, three are out at most, none is longer than 10,000 bytes."""
+
+    faults = "late=3,tasks=3,max=10000"
+    options = {"buffer": "64KiB", "buffers": 3}  # noqa: RUF012
+
+
+class TestDocaZeroCopy(DocaContract):
+    faults = "late=2,tasks=5,max=65536"
+    options = {"zerocopy": 1}  # noqa: RUF012
 
 
 class TestFaulty(DmaContract):

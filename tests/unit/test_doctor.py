@@ -17,7 +17,8 @@ from hyades.proxy.transports import file, gds, null
 
 NAMES_MISSING_ON_A_BARE_MACHINE = {
     "huge pages", "GPU", "numba-cuda", "cupy-cuda13x", "kvikio-cu13", "gds://", "RDMA device",
-    "pyverbs", "SPDK libraries", "spdk", "kernel NVMe-oF", "nvme-cli", "fio", "torch_geometric",
+    "DOCA DMA", "pyverbs", "SPDK libraries", "spdk", "kernel NVMe-oF", "nvme-cli", "fio",
+    "torch_geometric",
 }  # fmt: skip
 
 
@@ -53,6 +54,11 @@ def _with_tls(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _without_kvikio(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gds, "probe", lambda: "kvikio is not installed: pip install it")
+
+
+@pytest.fixture(autouse=True)
+def _without_doca(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.doca, "probe", lambda _: "no libdoca_common.so")
 
 
 def make(tmp_path: Path, **changes: Any) -> Made:
@@ -96,6 +102,8 @@ def test_a_full_machine_has_everything(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(file, "detail", lambda: "O_DIRECT through io_uring")
     monkeypatch.setattr(gds, "probe", lambda: None)
     monkeypatch.setattr(gds, "detail", lambda: "kvikio 26.10, cuFile 1.14")
+    monkeypatch.setattr(doctor.doca, "probe", lambda _: None)
+    monkeypatch.setattr(doctor.doca, "detail", lambda _: "device 0000:03:00.0")
     library = tmp_path / "spdk"
     library.mkdir()
     (library / "libspdk_nvme.so.15.0").touch()
