@@ -80,7 +80,9 @@ class Log:
 
 
 @contextlib.contextmanager
-def view_server(path, *views, space=None, memory=64 * MIB, limits=None, threads=1, **server):
+def view_server(
+    path, *views, space=None, memory=64 * MIB, limits=None, threads=1, dma=(), **server
+):
     """Serve the volume at *path* as namespace 1, static *views* behind it; give (server, log)."""
     log = Log()
     service = ViewService(
@@ -92,7 +94,7 @@ def view_server(path, *views, space=None, memory=64 * MIB, limits=None, threads=
         spaces[len(spaces) + 1] = service.open_static(spaces[nsid], what)
     target = Server(
         [Subsystem(NQN, spaces)], [("127.0.0.1", 0)], sink=log, views=service,
-        limits=Limits(**server),
+        limits=Limits(**server), dma=dma,
     )  # fmt: skip
     target.start()
     try:
