@@ -1,4 +1,4 @@
-"""What the connections of both transports share: being ended, told apart, and waited for.
+"""What the connections of all transports share: being ended, told apart, and waited for.
 
 A subclass owns the wire: it makes `queue`, `output` and `executor`, registers its descriptor with
 `_poll`, and receives in `_receive`.  Rules and threads: connection.py.

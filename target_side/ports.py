@@ -1,7 +1,7 @@
 """What executor.py needs of the two ends of a connection, whatever it runs over.
 
-NVMe/TCP: hyades.common.nvme.target and output.py.  NVMe/RDMA: hyades.common.nvme.rdma_target and
-rdma_output.py.
+NVMe/TCP: hyades.common.nvme.target and output.py; NVMe/RDMA: hyades.common.nvme.rdma_target and
+rdma_output.py; shared memory: hyades.common.nvme.dma_target and dma_output.py.
 """
 
 from collections.abc import Iterable

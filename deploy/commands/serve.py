@@ -103,7 +103,7 @@ _SWITCH_INTERVAL = 0.0005  # seconds; a connection's thread runs for microsecond
 @click.option("--stall", type=float, help="Seconds after which a stuck host is cut. [30]")
 @click.option("--grace", type=float, help="Seconds that a stop waits for commands. [10]")
 def command(config: Path | None, block_size: str | None, dry_run: bool, **flags: Any) -> None:
-    """Serve volumes, files and devices to NVMe hosts over TCP and RDMA.
+    """Serve volumes, files and devices to NVMe hosts over TCP, RDMA and shared memory.
 
     Any NVMe/TCP or NVMe/RDMA host can connect: Hyades elsewhere, Linux (nvme connect), SPDK.  It
     listens on this machine only unless --listen says otherwise.  Ctrl-C and SIGTERM let commands in
