@@ -13,10 +13,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from hyades.common.errors import UsageError
+from hyades.common.errors import DeviceLost, UsageError
 from hyades.common.units import format_size
 from hyades.proxy.arena import shared_handle
-from hyades.proxy.transport import Limits
+from hyades.proxy.transport import Limits, Records
 from hyades.proxy.transports.nvme_dma_session import DmaSession
 from hyades.proxy.transports.nvme_dma_url import DmaOptions, parse
 from hyades.proxy.transports.nvme_dma_wire import Slots
@@ -46,12 +46,34 @@ class NvmeDmaTransport(NvmeTcpTransport):
         if self._slots is not None and handle is not None:
             self._slots.share(*handle, arena.data)
 
+    def submit(self, requests: Records) -> int:
+        """Take a prefix of REQUEST[n]; DeviceLost where a stuck target may write to slots."""
+        self._check_slots()
+        return super().submit(requests)
+
+    def poll(self, completions: Records) -> int:
+        """Fill COMPLETION[n]; DeviceLost where a stuck target may write to slots."""
+        count = super().poll(completions)
+        self._check_slots()  # before anybody believes what a slot holds
+        return count
+
+    def close(self) -> None:
+        """Cancel what is under way; DeviceLost where the target does not let go of the slots."""
+        known = self._slots is not None and self._slots.stuck
+        super().close()
+        if not known:
+            self._check_slots()
+
     def describe(self) -> str:
         """Return one line for people."""
         way = "straight into the slots" if self._dma.zerocopy else (
             f"{self._dma.buffers} buffers of {format_size(self._dma.buffer)} each way"
         )  # fmt: skip
         return f"{super().describe()}, {way}"
+
+    def _check_slots(self) -> None:
+        if self._slots is not None and self._slots.stuck:
+            raise DeviceLost(f"{self._name()}: {self._slots.stuck}")
 
     def _measure(self) -> Limits:
         limits = super()._measure()

@@ -4,7 +4,7 @@ Rules:
 1. One thread at a time uses a wire.  Nothing here waits, but `close` and `half_close` where the
    target may be touching the arena for a command that is out: then until its end of the socket is
    closed, which is when it has let go.  A target that is alive and does not let go would write
-   over what a slot holds next: DeviceLost.
+   over what a slot holds next: `Slots.stuck` then says so, and the transport is of no more use.
 2. `fd` becomes readable when the target rings or goes, once `buffered` has said no.
 3. The end of the socket raises Gone, after what the target did before has been taken.
 """
@@ -16,7 +16,6 @@ import time
 from contextlib import suppress
 from typing import cast
 
-from hyades.common.errors import DeviceLost
 from hyades.common.nvme.dma import pack_arena
 from hyades.common.nvme.dma_host import DmaHostQueue
 from hyades.common.nvme.host import HostQueue, State
@@ -31,6 +30,7 @@ class Slots:
 
     def __init__(self) -> None:
         self.fd = -1
+        self.stuck = ""  # why slots must not be used any more
         self.offset = self.nbytes = self.address = 0
 
     def share(self, fd: int, offset: int, arena: memoryview) -> None:
@@ -154,7 +154,7 @@ class DmaWire(Wire):
         return True
 
     def _let_go(self) -> None:
-        if not self._dma.direct:
+        if self._slots is None or not self._dma.direct:
             return
         poll = select.poll()
         poll.register(self.sock.fileno(), select.POLLIN)
@@ -162,8 +162,9 @@ class DmaWire(Wire):
         while not self._ended():
             left = deadline - time.monotonic()
             if left <= 0:
-                raise DeviceLost(
+                self._slots.stuck = (
                     f"the target does not let go of the slots within {_LET_GO:g} s: end its process"
                     " and begin again, or leave out zerocopy=1"
                 )
+                return
             poll.poll(left * 1000 + 1)

@@ -1,13 +1,16 @@
 """Shared memory whose other side dies, lies, or fails to copy."""
 
+import contextlib
 import fcntl
 import os
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Timer
 
 import numpy as np
 import pytest
@@ -15,11 +18,12 @@ from tests.contracts.transport import arena_for, finish, pattern, request
 from tests.reference import dma, doca
 from tests.reference.nvme import QUICK, stopped_at_end
 
-from hyades.common.errors import PeerError, UsageError
+from hyades.common.errors import DeviceLost, PeerError, UsageError
 from hyades.common.layout import BLOCK, COMPLETION, Op, Status
 from hyades.common.nvme import dma as wire
 from hyades.common.nvme.dma import Hello, Kind, Shape
 from hyades.proxy.registry import open_transport
+from hyades.proxy.transports import nvme_dma_wire
 from hyades.proxy.transports.nvme_dma_session import _make_memory
 from hyades.target_side.namespaces import FileNamespace, MemoryNamespace
 
@@ -117,6 +121,56 @@ def test_a_target_that_is_gone_for_good(servers):
     device.close()
     with pytest.raises(UsageError, match=r"no target listens there .* hyades serve --listen dma:"):
         open_transport(url)
+
+
+@contextlib.contextmanager
+def paused(tmp_path, **options):
+    """Give a process, a transport to it, its arena, and the data; the process is stopped."""
+    path = tmp_path / "namespace"
+    data = pattern(NBLOCKS * BLOCK, 1)
+    path.write_bytes(data.tobytes())
+    with dma.TargetProcess(path) as target:
+        device, arena = connect(dma.path_url(target.socket, **{**QUICK, "timeout": 0.5, **options}))
+        assert finish(device, request(Op.READ, 0, 1, 0, 1))[1][0] == 0
+        target.signal(signal.SIGSTOP)
+        try:
+            assert device.submit(request(Op.READ, 9, 1, BLOCK, 2)) == 1
+            yield target, device, arena, data
+        finally:
+            target.signal(signal.SIGKILL)
+            device.close()
+
+
+def wait_for(device, until):
+    """Poll until *until* says so, or a completion comes; return whether one came."""
+    done = np.zeros(1, COMPLETION)
+    deadline = time.monotonic() + 60
+    while not until():
+        assert time.monotonic() < deadline, "nothing happens"
+        if device.poll(done):
+            assert (done["cookie"][0], done["status"][0]) == (2, 0)
+            return True
+        device.wait(0.05)
+    return False
+
+
+def test_slots_are_not_used_again_while_a_stuck_target_may_write_to_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(nvme_dma_wire, "_LET_GO", 0.3)
+    with paused(tmp_path, zerocopy=1) as (_, device, _, _):  # noqa: SIM117 - not while it closes
+        with pytest.raises(DeviceLost, match="does not let go of the slots"):
+            wait_for(device, lambda: False)
+
+
+@pytest.mark.parametrize("options", WAYS)
+def test_a_target_that_was_stuck_goes_on(tmp_path, options):
+    """With zerocopy the host waits until it has let go; else it goes by the new connection."""
+    with paused(tmp_path, **options) as (target, device, arena, data):
+        timer = Timer(1.5, target.signal, [signal.SIGCONT])
+        timer.start()
+        assert wait_for(device, lambda: False)
+        timer.join()
+        assert np.array_equal(arena[BLOCK : 2 * BLOCK], data[9 * BLOCK : 10 * BLOCK])
+        assert device.stats()["losses"] == 1
 
 
 def test_two_hosts_at_once(server):

@@ -126,6 +126,11 @@ class TargetProcess:
             process.kill()
             process.wait()
 
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
     def __enter__(self) -> "TargetProcess":
         self.start()
         return self
