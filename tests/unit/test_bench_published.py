@@ -39,7 +39,8 @@ _AT_ODDS = ("mag", "sockets")
 def test_sampling_speedups_are_the_quotients_of_the_float32_seconds(cell: Sampled) -> None:
     base = timed(cell.dataset, cell.mechanism, TABLE_1[cell.dataset].base)
     line = timed(cell.dataset, cell.mechanism, cell.fanouts)
-    assert base is not None and line is not None
+    assert base is not None
+    assert line is not None
     checked = [(base.transfer32, line.transfer32, cell.transfer_speedup)]
     if (cell.dataset, cell.mechanism) != _AT_ODDS:
         checked.append((base.total32, line.total32, cell.total_speedup))
