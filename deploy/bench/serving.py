@@ -33,8 +33,8 @@ class Server:
 
 @contextmanager
 def plain_sender(path: Path) -> Iterator[Server]:
-    """Run the plain sender of transport_worker.py on *path*."""
-    with _started(["hyades.deploy.bench.transport_worker", "--serve", str(path)]) as server:
+    """Run the plain sender of bandwidth_worker.py on *path*."""
+    with _started(["hyades.deploy.bench.bandwidth_worker", "--serve", str(path)]) as server:
         yield server
 
 

@@ -1,4 +1,4 @@
-"""hyades bench transports at toy size, and how its goals are judged."""
+"""hyades bench bandwidth at toy size, and how its goals are judged."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,16 @@ import pytest
 from click.testing import CliRunner
 
 from hyades.common.errors import UsageError
-from hyades.deploy.bench.transports import PLAIN, Rate, RefreshTime, chosen, judge
-from hyades.deploy.bench.transports import command as transports
+from hyades.deploy.bench.bandwidth import PLAIN, Rate, RefreshTime, chosen, judge
+from hyades.deploy.bench.bandwidth import command as bandwidth
 
 
 @pytest.mark.slow
 def test_all_transports_side_by_side(tmp_path: Path) -> None:
     arguments = ["--graph", "toy", "--size", "8MiB", "--seconds", "0.2", "--repeat", "1"]
-    done = CliRunner().invoke(transports, [*arguments, "--out", str(tmp_path)])
+    done = CliRunner().invoke(bandwidth, [*arguments, "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    found = json.loads((tmp_path / "transports.json").read_text())
+    found = json.loads((tmp_path / "bandwidth.json").read_text())
     rates = {(row["transport"], row["order"]): row for row in found["rates"]}
     assert (PLAIN, "random") not in rates
     for name in ("file", "nvme+tcp", "nvme+tcp digest=data", "nvme+tcp digest=header,data"):
@@ -28,9 +28,9 @@ def test_all_transports_side_by_side(tmp_path: Path) -> None:
     assert [goal["name"] for goal in found["goals"]] == [
         "sequential over nvme+tcp", "refresh over nvme+tcp",
     ]  # fmt: skip
-    text = (tmp_path / "transports.txt").read_text()
+    text = (tmp_path / "bandwidth.txt").read_text()
     assert "nvme+tcp digest=data" in text
-    assert (tmp_path / "transports.png").stat().st_size > 1000
+    assert (tmp_path / "bandwidth.png").stat().st_size > 1000
 
 
 def test_goals_are_judged_by_the_median_of_the_ratios_within_a_turn() -> None:

@@ -1,4 +1,4 @@
-"""hyades bench transports: the same pages through every transport, side by side in one run."""
+"""hyades bench bandwidth: the same pages through every transport, side by side in one run."""
 
 import json
 import statistics
@@ -26,7 +26,7 @@ from hyades.deploy.ingest.api import ingest
 
 PLAIN = "sockets"
 LOCAL = "file"
-_WORKER = (sys.executable, "-m", "hyades.deploy.bench.transport_worker")
+_WORKER = (sys.executable, "-m", "hyades.deploy.bench.bandwidth_worker")
 _REFRESH = (sys.executable, "-m", "hyades.deploy.bench.refresh_worker")
 _DEPTH = {"sequential": 8, "random": 32}
 _PAGE = {"sequential": MIB, "random": 4 * KIB}
@@ -177,7 +177,7 @@ def refreshes(
 def _prepare(graph: str, work: Path, progress: Callable[[str], None]) -> tuple[Path, Path]:
     spec = named_graph(graph)
     files = write_graph(spec, work / "graphs" / graph)
-    volume = work / "volumes" / f"{graph}-transports.vol"
+    volume = work / "volumes" / f"{graph}-bandwidth.vol"
     if not volume.exists():
         progress(f"ingest of {graph}")
         volume.parent.mkdir(parents=True, exist_ok=True)
@@ -295,12 +295,12 @@ def command(
     the local disk, then the same file served by `hyades serve`. Ratios are within a turn.
 
     \b
-    hyades bench transports --only file,nvme+tcp
-    hyades bench transports --only nvme+tcp --graph none
+    hyades bench bandwidth --only file,nvme+tcp
+    hyades bench bandwidth --only nvme+tcp --graph none
     """
     names = chosen(only)
     work = out / "work"
-    path = sample_file(work / "transports.bin", max(size // MIB, 1) * MIB)
+    path = sample_file(work / "bandwidth.bin", max(size // MIB, 1) * MIB)
     bench = Bench(path, Amount(4 * size, seconds, repeat), report_progress)
     rates = bench.rates(names)
     times = [] if graph == "none" else refreshes(graph, work, names, repeat, report_progress)
@@ -312,9 +312,9 @@ def command(
         parts.append(goals_table(goals))
     text = "\n\n".join(parts) + "\n"
     out.mkdir(parents=True, exist_ok=True)
-    (out / "transports.txt").write_text(text)
+    (out / "bandwidth.txt").write_text(text)
     write_json(
-        out / "transports.json",
+        out / "bandwidth.json",
         {"rates": [asdict(r) for r in rates], "refresh": [asdict(t) for t in times],
          "goals": [asdict(g) for g in goals]},
     )  # fmt: skip
@@ -324,10 +324,10 @@ def command(
         plots = plot_bars(
             [row.transport for row in sequential],
             [statistics.median(row.bytes_per_s) / 1e9 for row in sequential],
-            "GB/s, 1 MiB pages in order, median", out / "transports",
+            "GB/s, 1 MiB pages in order, median", out / "bandwidth",
         )  # fmt: skip
     except BackendMissing as error:  # the figures are there, whatever became of their picture
         plots = []
         click.echo(str(error))
     suffixes = [".txt", ".json", *(path.suffix for path in plots)]
-    click.echo(f"written: {out / 'transports'}{', '.join(suffixes)}")
+    click.echo(f"written: {out / 'bandwidth'}{', '.join(suffixes)}")

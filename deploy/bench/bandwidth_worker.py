@@ -1,7 +1,7 @@
-"""One reader of `hyades bench transports`, a process of its own.
+"""One reader of `hyades bench bandwidth`, a process of its own.
 
-usage: python -m hyades.deploy.bench.transport_worker SPEC.json
-       python -m hyades.deploy.bench.transport_worker --serve FILE READY
+usage: python -m hyades.deploy.bench.bandwidth_worker SPEC.json
+       python -m hyades.deploy.bench.bandwidth_worker --serve FILE READY
 
 The first reads as the Reading in SPEC.json says and writes what it found to the path `result` in
 it.  The second is the plain sender that the transports are compared with: `sendfile` of FILE over
