@@ -45,6 +45,7 @@ def render(service: Service, connections: int) -> str:
         *_commands(total),
         *_failures(total),
         *_latency(total),
+        *_stage(service),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -71,6 +72,15 @@ def _failures(total: Counters) -> Iterator[str]:
     for code, count in sorted(total.failures.items()):
         name = StatusCode(code).name.lower() if code in StatusCode._value2member_map_ else "other"
         yield f'hyades_errors_total{{status="{code:#05x}",name="{name}"}} {count}'
+
+
+def _stage(service: Service) -> Iterator[str]:
+    if service.views is None:
+        return
+    text = "Time that the operators of views have taken, on all threads."
+    yield from _head("stage_seconds_total", "counter", text)
+    for name, seconds in sorted(service.views.seconds().items()):
+        yield f'hyades_stage_seconds_total{{operator="{name}"}} {seconds:.6f}'
 
 
 def _latency(total: Counters) -> Iterator[str]:

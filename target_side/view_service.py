@@ -29,6 +29,7 @@ from hyades.common.volume import Volume
 from hyades.target_side.events import NullSink, Sink, ViewClosed
 from hyades.target_side.limits import ViewLimits
 from hyades.target_side.namespaces import Namespace
+from hyades.target_side.stage.meter import SpanTimes
 from hyades.target_side.stage.options import StageOptions
 from hyades.target_side.view_namespace import NamespaceBlocks, ViewNamespace
 
@@ -75,6 +76,7 @@ class ViewService:
         self.limits = limits or ViewLimits()
         self.sink = sink or NullSink()
         self.reserved = 0  # bytes
+        self._times = SpanTimes()
         self._lock = threading.Lock()
         self._jobs: set[ViewJob] = set()
         self._over = False
@@ -83,6 +85,10 @@ class ViewService:
     def open_static(self, source: Namespace, what: ViewRequest) -> ViewNamespace:
         """Return a view of the volume in *source*; any error."""
         return self._open(source, what, (), threading.Event(), lambda: None)
+
+    def seconds(self) -> dict[str, float]:
+        """Return the time that every operator of the stages has taken so far, on all threads."""
+        return self._times.totals()
 
     def jobs(self) -> list[ViewJob]:
         """Return what helpers are doing or will do."""
@@ -165,7 +171,7 @@ class ViewService:
             pages = _build_pages(
                 lambda: ViewPages(
                     spec, volume.catalog, volume.read_page, name=source.name, weights=weights,
-                    options=replace(self.options, memory=share),
+                    options=replace(self.options, memory=share), sink=self._times,
                 )
             )  # fmt: skip
         except BaseException:

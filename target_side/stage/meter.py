@@ -84,3 +84,8 @@ class SpanTimes:
                 spent = self.seconds.get(event.name, 0.0)
                 self.seconds[event.name] = spent + event.end - event.begin
         self._then.emit(event)
+
+    def totals(self) -> dict[str, float]:
+        """Return the seconds by name, a copy that does not change."""
+        with self._lock:
+            return dict(self.seconds)
