@@ -1,7 +1,7 @@
 """A power-law graph with locality, generated in bounded memory; one seed, one graph.
 
 In-degrees follow a Pareto distribution (alpha 1.8, clipped) scaled to exactly `vertices * degree`
-edges; about 2 % of the vertices have no in-edges.  Of a vertex's sources 60 % lie within
+edges, rounded; about 2 % of the vertices have no in-edges.  Of a vertex's sources 60 % lie within
 `vertices / 32` ids of it, at log-uniform distance; the others are hubs drawn by popularity.  With
 `shuffled` the same graph (and the same feature rows) gets random ids, so no locality is left.
 
@@ -36,7 +36,7 @@ class GraphSpec:
     """What to generate: `vertices * degree` edges, features float32 [vertices, width]."""
 
     vertices: int
-    degree: int
+    degree: float
     width: int
     seed: int = 7
     shuffled: bool = False
@@ -51,7 +51,7 @@ class GraphSpec:
     @property
     def edges(self) -> int:
         """Number of directed edges."""
-        return self.vertices * self.degree
+        return round(self.vertices * self.degree)
 
     @property
     def feature_bytes(self) -> int:
