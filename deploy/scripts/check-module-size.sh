@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# check-module-size.sh LINES: fail when a tracked Python module is longer than LINES.
+# check-module-size.sh LINES: fail when a Python module is longer than LINES, or when two files of
+# tests have one name: pytest can collect only one of them.
 set -euo pipefail
 limit=${1:?usage: check-module-size.sh LINES}
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -10,6 +11,11 @@ long=$(while read -r file; do
 done <<<"$modules")
 if [[ -n $long ]]; then
   echo "$long" >&2
+  exit 1
+fi
+twins=$(find tests -name 'test_*.py' -type f -printf '%f\n' | sort | uniq -d)
+if [[ -n $twins ]]; then
+  echo "$twins: two files of tests with this name: rename one" >&2
   exit 1
 fi
 echo "modules: $(wc -l <<<"$modules"), each at most $limit lines"
