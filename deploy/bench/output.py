@@ -13,7 +13,7 @@ from hyades.deploy.bench.eviction import LABEL, PolicyReport
 from hyades.deploy.bench.runner import Row
 from hyades.deploy.commands.common import table
 
-_COLORS = ("#1b6ca8", "#d1495b", "#edae49", "#00798c", "#7d5ba6", "#6b705c", "#000000")
+COLORS = ("#1b6ca8", "#d1495b", "#edae49", "#00798c", "#7d5ba6", "#6b705c", "#000000")
 
 
 def peers_table(rows: Sequence[Row]) -> str:
@@ -136,7 +136,8 @@ def policies_json(report: PolicyReport) -> dict[str, Any]:
     return {"label": LABEL, **asdict(report)}
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty figure of that many inches; BackendMissing without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -163,12 +164,12 @@ def plot_peers(rows: Sequence[Row], path: Path) -> list[Path]:
     """Draw seconds after imports, one panel a case, one bar a system."""
     titles = list(dict.fromkeys(row.case.title for row in rows))
     counts = [sum(row.case.title == title for row in rows) for title in titles]
-    figure = _figure(9, 0.9 * len(titles) + 0.32 * sum(counts) + 0.6)
+    figure = new_figure(9, 0.9 * len(titles) + 0.32 * sum(counts) + 0.6)
     panels = figure.subplots(len(titles), 1, squeeze=False, height_ratios=counts)[:, 0]
     systems = list(dict.fromkeys(row.system for row in rows))
     for panel, title in zip(panels, titles, strict=True):
         chosen = [row for row in rows if row.case.title == title]
-        colors = [_COLORS[systems.index(row.system) % len(_COLORS)] for row in chosen]
+        colors = [COLORS[systems.index(row.system) % len(COLORS)] for row in chosen]
         seconds = [row.seconds or 0.0 for row in chosen]
         panel.barh([row.system for row in chosen], seconds, color=colors)
         for place, row in enumerate(chosen):
@@ -184,9 +185,9 @@ def plot_peers(rows: Sequence[Row], path: Path) -> list[Path]:
 
 def plot_bars(names: Sequence[str], values: Sequence[float], label: str, path: Path) -> list[Path]:
     """Draw one bar a name."""
-    figure = _figure(8, 0.4 * len(names) + 0.9)
+    figure = new_figure(8, 0.4 * len(names) + 0.9)
     panel = figure.subplots()
-    panel.barh(names, values, color=[_COLORS[i % len(_COLORS)] for i in range(len(names))])
+    panel.barh(names, values, color=[COLORS[i % len(COLORS)] for i in range(len(names))])
     for place, value in enumerate(values):
         panel.text(value, place, f" {value:.2f}", va="center", fontsize=8)
     panel.invert_yaxis()
@@ -205,7 +206,7 @@ def plot_policies(report: PolicyReport, path: Path) -> list[Path]:
     The upper panels count whole rows, the lower ones a 4 KiB block for each row moved.
     """
     orders = list(dict.fromkeys(row.order for row in report.simulated))
-    figure = _figure(4.2 * len(orders) + 1.6, 7.6)
+    figure = new_figure(4.2 * len(orders) + 1.6, 7.6)
     panels = figure.subplots(2, len(orders), squeeze=False, sharey=True, sharex=True)
     for place, order in enumerate(orders):
         for upper, panel in zip((True, False), panels[:, place], strict=True):
@@ -232,7 +233,7 @@ def _draw_policies(panel: Any, report: PolicyReport, order: str, *, rows: bool) 
     for number, (name, points) in enumerate(lines.items()):
         x, y = zip(*sorted(points), strict=True)
         style = "--s" if name.startswith("Hyades") else "-o"
-        color = _COLORS[number % len(_COLORS)]
+        color = COLORS[number % len(COLORS)]
         panel.plot(x, [value / 1e9 for value in y], style, markersize=4, color=color, label=name)
     panel.set_xscale("log", base=2)
     panel.set_yscale("symlog", linthresh=1e-3)

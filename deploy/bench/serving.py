@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,24 +39,32 @@ def plain_sender(path: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def served(path: Path, options: Sequence[str] = ()) -> Iterator[Server]:
-    """Run `hyades serve` with the namespace *path* on a free port of loopback."""
+def served(
+    path: Path, options: Sequence[str] = (), *, listen: str = "127.0.0.1:0",
+    inside: Callable[[Sequence[str]], Sequence[str]] = list,
+) -> Iterator[Server]:  # fmt: skip
+    """Run `hyades serve` with the namespace *path*, on a free port of loopback if nothing is said.
+
+    *inside* returns a command as it runs elsewhere, such as in a network namespace.
+    """
     command = [
         "hyades.deploy.cli", "serve", "--namespace", str(path), "--nqn", NQN,
-        "--listen", "127.0.0.1:0", *options, "--ready-file",
+        "--listen", listen, *options, "--ready-file",
     ]  # fmt: skip
-    with _started(command) as server:
+    with _started(command, inside) as server:
         yield server
 
 
 @contextmanager
-def _started(command: list[str]) -> Iterator[Server]:
+def _started(
+    command: list[str], inside: Callable[[Sequence[str]], Sequence[str]] = list
+) -> Iterator[Server]:
     """Run a module whose last argument is the file that says when it is ready."""
     with tempfile.TemporaryDirectory(prefix="hyades-bench-") as folder:
         ready, log = Path(folder, "ready"), Path(folder, "log")
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", *command, str(ready)],
+                inside([sys.executable, "-m", *command, str(ready)]),
                 stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         try:

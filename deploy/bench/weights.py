@@ -15,11 +15,15 @@ Kind = Literal["sage", "gcn"]
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A stack of layers with ReLU between them; `widths` are input, hidden (all equal), output."""
+    """A stack of layers with ReLU between them; `widths` are input, hidden (all equal), output.
+
+    `root`: SAGE has weights for a vertex's own row.
+    """
 
     kind: Kind
     widths: tuple[int, ...]
     seed: int = 0
+    root: bool = True
 
     def __post_init__(self) -> None:
         if len(self.widths) < 2 or len(set(self.widths[1:-1])) > 1:
@@ -43,7 +47,7 @@ def make_weights(spec: ModelSpec) -> dict[str, NDArray[np.float32]]:
     for layer, (before, after) in enumerate(zip(spec.widths, spec.widths[1:], strict=False)):
         scale = np.float32(1 / np.sqrt(before))
         weights[f"{layer}.neighbour"] = scale * rng.standard_normal((after, before), np.float32)
-        if spec.kind == "sage":
+        if spec.kind == "sage" and spec.root:
             weights[f"{layer}.root"] = scale * rng.standard_normal((after, before), np.float32)
         weights[f"{layer}.bias"] = np.float32(0.1) * rng.standard_normal(after, np.float32)
     return weights
