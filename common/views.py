@@ -148,6 +148,10 @@ class SparseShape:
         """Number of pages of the view."""
         return self.ranges * self.pages_per_range
 
+    def first_page(self, index: int) -> int:
+        """Return the first page of range *index*; ``first_page(ranges)`` is the page count."""
+        return index * self.pages_per_range
+
     def range_size(self, index: int) -> int:
         """Return the rows of the source in range *index*."""
         return min(self.range_rows, self.rows - index * self.range_rows)
@@ -164,6 +168,16 @@ class SparseShape:
     def used_bytes(self, count: int) -> int:
         """Return the bytes that matter of a page with *count* rows: whole blocks."""
         return round_up(rows_at(count) + count * self.row_bytes + _TRAILER, BLOCK)
+
+
+def sparse_bytes(shape: SparseShape, counts: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Return the bytes that hold something of each page, int64 [pages]; *counts* by range."""
+    totals = np.repeat(counts.astype(np.int64), shape.pages_per_range)
+    first = np.arange(shape.pages) % shape.pages_per_range * shape.rows_per_page
+    rows = np.clip(totals - first, 0, shape.rows_per_page)
+    at = -(-(_IDS_AT + 2 * rows) // _ALIGN) * _ALIGN
+    used = -(-(at + rows * shape.row_bytes + _TRAILER) // BLOCK) * BLOCK
+    return np.where(rows > 0, used, 0)
 
 
 def rows_at(count: int) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from hyades.common.pages import PageShape
 from hyades.common.units import MIB, round_up
+from hyades.common.views import SparseShape
 from hyades.gpu_side import words as W
 from hyades.gpu_side.shapes import ConvShape
 
@@ -28,7 +29,7 @@ class ScanSizes:
     """What the sizes of a scan follow from; bytes unless said otherwise."""
 
     range_rows: int
-    input: PageShape
+    input: PageShape | SparseShape
     output: PageShape | None
     shape: ConvShape
     tile_page_bytes: int

@@ -7,10 +7,13 @@ from hyades.common.port import Failure, Port
 from hyades.common.volume import Volume
 
 
-def explain_failure(port: Port, source: Volume, outputs: Volume) -> HyadesError:
+def explain_failure(
+    port: Port, source: Volume, outputs: Volume, view_device: int = -1
+) -> HyadesError:
     """Return the exception for the first failure of *port*.
 
-    Its device 0 holds the volume *source*, any other one the volume *outputs*.
+    Its device 0 holds the volume *source*, *view_device* a view of it, any other one the volume
+    *outputs*.
     """
     death, failures = port.death(), port.failures()
     if isinstance(death, HyadesError):
@@ -35,6 +38,9 @@ def explain_failure(port: Port, source: Volume, outputs: Volume) -> HyadesError:
             " written since the last commit may be lost; check the device, then --resume goes on"
             " from there"
         )
+    if first.device == view_device:
+        where = f"{source.name}: a view of the features, LBA {first.lba}{place}"
+        return _error(first, where, f" (and {len(failures) - 1} more)" if failures[1:] else "")
     name, page = locate(volume.catalog, first)
     where = f"{volume.name}: object {name!r} page {page} (LBA {first.lba}{place})"
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from hyades.gpu_side.featureview import FeatureView
 from hyades.gpu_side.plan import RunPlan
 from hyades.gpu_side.topology import Windows
 
@@ -32,10 +33,14 @@ def _feed(digest: Any, value: Any) -> None:
         digest.update(repr(value).encode())
 
 
-def fingerprint_run(plan: RunPlan, seed: int, fanouts: tuple[int, ...]) -> str:
+def fingerprint_run(
+    plan: RunPlan, seed: int, fanouts: tuple[int, ...], view: FeatureView | None = None
+) -> str:
     """Return a hex digest of everything that the bits of a run depend on, except the volume."""
     digest = hashlib.sha256(b"hyades-run-1")
     _feed(digest, (seed if any(fanouts) else 0, fanouts))
+    if view is not None and view.rounds:
+        _feed(digest, (view.encoding, view.columns is not None))
     for stage in plan.stages:
         _feed(digest, stage.stage)
         chosen = stage.chosen

@@ -26,7 +26,7 @@ def _post_inputs(g: Any, w: Any, s: Any, ready: Any, ring_words: Any, control: A
     posted = 0
     position = ld_relaxed(w, W.C_NEXT_INPUT)
     slots, pages = g[W.G_CHUNK_SLOTS], g[W.G_PAGES_PER_CHUNK]
-    nbytes = g[W.G_INPUT_PAGE_BYTES]
+    place = g[W.G_INPUT_PAGE_BYTES]
     flags = CHECK if g[W.G_INPUT_CHECK] != 0 else 0
     while position < g[W.G_POSITIONS]:
         slot = position % slots
@@ -41,7 +41,8 @@ def _post_inputs(g: Any, w: Any, s: Any, ready: Any, ring_words: Any, control: A
                 continue
             st_relaxed(ready, word, np.int64(0))
             crc = s[g[W.G_S_INPUT_CRC] + position * pages + index]
-            offset = g[W.G_INPUT_AT] + (slot * pages + index) * nbytes
+            offset = g[W.G_INPUT_AT] + (slot * pages + index) * place
+            nbytes = s[g[W.G_S_INPUT_BYTES] + position * pages + index]
             post(
                 ring_words, control, READ, flags, g[W.G_INPUT_DEVICE], word, position + 1, lba,
                 offset, nbytes, crc, g[W.G_INPUT_OBJECT], position * pages + index,

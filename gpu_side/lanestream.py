@@ -19,6 +19,7 @@ from hyades.common.layout import REQUEST, Op, RequestFlag
 from hyades.common.port import Port
 from hyades.common.ring import FAILED, STOP
 from hyades.common.units import round_up
+from hyades.gpu_side.decode import decode_range
 from hyades.gpu_side.scan import fill_pages, torch_dtype_view
 from hyades.gpu_side.scratch import scratch
 from hyades.gpu_side.stores import PageStoreInfo
@@ -144,7 +145,9 @@ class LaneStream:
         self.port.ready[slots] = 0
         records["lba"] = store.lbas[buffer.pages.start : buffer.pages.stop]
         records["offset"] = buffer.at + np.arange(count) * store.page_bytes
-        records["nbytes"], records["slot"], records["op"] = store.page_bytes, slots, int(op)
+        pages = slice(buffer.pages.start, buffer.pages.stop)
+        records["nbytes"] = store.page_bytes if store.nbytes is None else store.nbytes[pages]
+        records["slot"], records["op"] = slots, int(op)
         records["device"], records["generation"] = store.device, buffer.generation
         records["object"], records["cookie"] = store.number, slots
         records["page"] = np.arange(buffer.pages.start, buffer.pages.stop)
@@ -152,8 +155,11 @@ class LaneStream:
             records["flags"] = int(RequestFlag.MAKE_CRC)
         elif self.check and store.crcs is not None:
             records["flags"] = int(RequestFlag.CHECK_CRC)
-            records["crc"] = store.crcs[buffer.pages.start : buffer.pages.stop]
-        done = 0
+            records["crc"] = store.crcs[pages]
+        absent = store.lbas[pages] < 0  # a sampled view has no row there
+        self.port.ready[slots[absent]] = buffer.generation
+        records = records[~absent]
+        done, count = 0, len(records)
         while done < count:
             done += self.port.ring.push(records[done:])
             if done < count:
@@ -192,6 +198,8 @@ class LaneStream:
         rows = min(shape.range_rows, shape.rows - lane * shape.range_rows)
         at = self._place(buffer)
         raw = self.port.arena[at : at + len(buffer.pages) * store.page_bytes]
+        if store.view is not None:
+            return decode_range(store.view, lane, raw)
         per_page, used = shape.rows_per_page, shape.rows_per_page * shape.row_bytes
         if used == store.page_bytes:
             return torch_dtype_view(raw[: rows * shape.row_bytes], store.dtype, store.width)

@@ -17,6 +17,7 @@ from hyades.common.units import MIB, format_size
 from hyades.gpu_side.hidden import HiddenRows, place_hidden
 from hyades.gpu_side.price import (
     Candidate,
+    Pages,
     PlanRequest,
     StagePricer,
     kept_bytes,
@@ -127,7 +128,7 @@ def parse_forced(plan: str | None) -> str | None:
 
 def plan_run(request: PlanRequest, topology: Topology) -> RunPlan:
     """Return the cheapest plan within the budget; UsageError says what memory would do."""
-    shapes: dict[int, PageShape] = {FEATURES: request.features.shape()}
+    shapes: dict[int, PageShape] = {}
     last = len(request.stages) - 1
     for stage in request.stages:
         itemsize = request.output_itemsize if stage.index == last else 4
@@ -137,7 +138,7 @@ def plan_run(request: PlanRequest, topology: Topology) -> RunPlan:
         )  # fmt: skip
     tables = table_bytes(request, topology)
     temporaries = working_bytes(
-        request.stages, request.graph.range_rows, request.workers, request.features.itemsize
+        request.stages, request.graph.range_rows, request.workers, request.decoded
     )
     budget = request.memory - tables - temporaries
     found = [_candidates(request, topology, s, shapes, budget, {}) for s in request.stages]
@@ -176,8 +177,9 @@ def _candidates(
     if stage.conv is None:
         return [price_rows(request, stage, shapes, output, kept, budget)]
     source = stage.inputs[0].stage
+    pages: Pages = request.feature_shape() if source == FEATURES else shapes[source]
     return StagePricer(
-        request, topology, stage, shapes[source], output, budget, kept.get(source, 0)
+        request, topology, stage, pages, output, budget, kept.get(source, 0)
     ).candidates()
 
 

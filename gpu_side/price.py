@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 from hyades.common.catalog import GraphInfo, ObjectInfo
 from hyades.common.pages import PageShape
 from hyades.common.units import MIB, format_size
+from hyades.common.views import SparseShape, sparse_bytes
 from hyades.gpu_side.buffers import LOG_PAGE, Buffers, ScanSizes, arena_bytes, buffers_for
-from hyades.gpu_side.program import Stage
+from hyades.gpu_side.featureview import FeatureView, expected_rows
+from hyades.gpu_side.program import FEATURES, Stage
 from hyades.gpu_side.shapes import product_orders, shape_conv
 from hyades.gpu_side.topology import Topology, Windows, choose_windows
 
 MAX_PASSES = 4096
+Pages = PageShape | SparseShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,18 @@ class PlanRequest:
     output_itemsize: int = 4
     forced: str | None = None  # "resident", "passes:P" or "log"
     rates: Rates = field(default_factory=Rates)
+    view: FeatureView | None = None  # what is read in place of the features
+
+    @property
+    def decoded(self) -> int:
+        """Columns of the features where they are converted as they land, else 0."""
+        if self.view is not None:
+            return self.view.width
+        return 0 if self.features.itemsize == 4 else self.features.width
+
+    def feature_shape(self) -> PageShape | SparseShape:
+        """Return the pages that the features are read from."""
+        return self.features.shape() if self.view is None else self.view.shape()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +83,7 @@ class Candidate:
     log_pages: int = 0
     reason: str = ""
     scan_bytes: int = 0  # what one scan of the stage's input and topology reads
+    estimated: int = 0  # of bytes_read: rows of a sampled view, whose true number its head tells
 
     @property
     def bytes_moved(self) -> int:
@@ -81,7 +97,7 @@ class Candidate:
 
 
 def scan_sizes(
-    request: PlanRequest, stage: Stage, source: PageShape, output: PageShape, project_first: bool
+    request: PlanRequest, stage: Stage, source: Pages, output: PageShape, project_first: bool
 ) -> ScanSizes:
     """Return what the sizes of a conv stage's scans follow from."""
     conv = stage.conv
@@ -94,11 +110,11 @@ def scan_sizes(
     )  # fmt: skip
 
 
-def object_bytes(shape: PageShape) -> int:
+def object_bytes(shape: Pages) -> int:
     return shape.pages * shape.page_bytes
 
 
-def kept_bytes(shape: PageShape, lanes: int) -> int:
+def kept_bytes(shape: Pages, lanes: int) -> int:
     return shape.first_page(lanes) * shape.page_bytes if lanes else 0
 
 
@@ -106,7 +122,7 @@ class StagePricer:
     """Prices the candidates of one conv stage."""
 
     def __init__(
-        self, request: PlanRequest, topology: Topology, stage: Stage, source: PageShape,
+        self, request: PlanRequest, topology: Topology, stage: Stage, source: Pages,
         output: PageShape, budget: int, kept_input: int,
     ) -> None:  # fmt: skip
         self.request = request
@@ -118,6 +134,7 @@ class StagePricer:
         self.kept_input = kept_input  # chunks that are in memory from the start
         assert stage.conv is not None
         self.conv = stage.conv
+        self.view = request.view if stage.inputs[0].stage == FEATURES else None
         self.always = request.memory - budget  # bytes held in every stage
         lanes = np.arange(topology.chunks)
         graph = request.graph
@@ -156,10 +173,12 @@ class StagePricer:
         fits = memory <= self.budget
         spare = self.budget - memory
         pinned = 0
-        if len(groups) > 1 and fits:
+        sampled = self.view is not None and self.view.sampled
+        if len(groups) > 1 and fits and not sampled:  # every pass needs other rows of a chunk
             more = self.topology.chunks - self.kept_input
             pinned = max(0, min(spare // max(sizes.input_chunk, 1), more))
         read, chunks_read = self._bytes_read(groups, pinned, sizes)
+        estimated = sum(self._sampled_bytes(*group) for group in groups) if sampled else 0
         written = object_bytes(self.output)
         log_pages = 0
         if windows:
@@ -174,9 +193,12 @@ class StagePricer:
         arithmetic = self._arithmetic(candidate, chunks_read)
         storage = candidate.bytes_moved / self.request.rates.storage
         seconds = max(arithmetic / self.request.workers, storage)
-        once = self._input_bytes(np.arange(self.topology.chunks))
+        once = self._sampled_bytes(0, self.topology.chunks) if sampled else 0
+        once = once or self._input_bytes(np.arange(self.topology.chunks))
         once += self.topology.pages * self.request.tiles.page_bytes * sizes.tile_streams
-        return replace(candidate, seconds=seconds, arithmetic=arithmetic, scan_bytes=once)
+        return replace(
+            candidate, seconds=seconds, arithmetic=arithmetic, scan_bytes=once, estimated=estimated
+        )
 
     def _bytes_read(
         self, groups: tuple[tuple[int, int], ...], pinned: int, sizes: ScanSizes
@@ -188,7 +210,10 @@ class StagePricer:
             pages = self.topology.pages_of(low, high)
             chunks = np.unique(self.topology.page_chunk[pages])
             read += len(pages) * tile_bytes
-            read += self._input_bytes(chunks[~held[chunks]])
+            if self.view is not None and self.view.sampled:
+                read += self._sampled_bytes(low, high)
+            else:
+                read += self._input_bytes(chunks[~held[chunks]])
             held[chunks[chunks < self.kept_input + pinned]] = True
             chunks_read += len(chunks)
         sampled = sizes.tile_streams == 3
@@ -197,6 +222,23 @@ class StagePricer:
         if self.conv.attention is not None:  # the pass that computes the destinations' scores
             read += self._input_bytes(np.arange(self.topology.chunks))
         return read, chunks_read
+
+    def _sampled_bytes(self, low: int, high: int) -> int:
+        """Return about what a sampled view has for the lanes [low, high)."""
+        view, shape, directory = self.view, self.source, self.topology.directory
+        assert view is not None
+        assert isinstance(shape, SparseShape)
+        into = (directory["lane"] >= low) & (directory["lane"] < high)
+        chunks = self.topology.chunks
+        edges = np.bincount(
+            directory["chunk"][into], weights=directory["edges"][into], minlength=chunks
+        ).astype(np.float64)
+        lanes = np.arange(chunks)
+        own = (lanes >= low) & (lanes < high)
+        degree = max(self.request.graph.edges / max(self.request.graph.vertices, 1), 1e-9)
+        kept = min(1.0, view.fanout / degree)
+        rows = expected_rows(view, self.lane_rows, edges, own, kept)
+        return int(sparse_bytes(shape, rows).sum())
 
     def _log_pages(self, windows: Windows, sizes: ScanSizes, log_groups: int) -> int:
         per_group = -(-self.topology.chunks // log_groups)
@@ -212,6 +254,8 @@ class StagePricer:
         adds = graph.edges * shape.aggregate
         rows = chunks_read * graph.range_rows
         flops = 0.0
+        if self.view is not None and self.view.columns is not None:
+            return adds / rates.adds
         if shape.project_first and self.conv.neighbour is not None:
             flops += 2.0 * rows * self.conv.neighbour.weight.numel()
         elif self.conv.neighbour is not None:
@@ -230,7 +274,8 @@ class StagePricer:
         """Return every candidate worth showing, those that were forced alone where one was."""
         forced = self.request.forced
         found: list[Candidate] = []
-        for order in product_orders(self.stage):
+        multiplied = self.view is not None and self.view.columns is not None
+        for order in (True,) if multiplied else product_orders(self.stage):
             if forced is None or forced == "resident":
                 found.append(self.price("resident", order, self.groups(1)))
             if forced is None or forced.startswith("passes"):

@@ -7,14 +7,16 @@ runobjects.py has the rules of what is durable when.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from hyades.common.port import Port
 from hyades.common.trace import Advance, ScanCounters, Sink, Span
+from hyades.common.viewspec import ViewHead
 from hyades.common.volume import Volume
 from hyades.gpu_side import words as W
 from hyades.gpu_side.devices.cpu import (
@@ -25,16 +27,18 @@ from hyades.gpu_side.devices.cpu import (
 )
 from hyades.gpu_side.factors import Factors, Sample, VertexTables, conv_factors
 from hyades.gpu_side.failure import explain_failure
+from hyades.gpu_side.featureview import FeatureView
 from hyades.gpu_side.lanestream import LaneStream, ReadFailed
 from hyades.gpu_side.merge import LogMerge, finish_log
 from hyades.gpu_side.plan import RunPlan, StagePlan
 from hyades.gpu_side.price import PlanRequest
+from hyades.gpu_side.program import FEATURES
 from hyades.gpu_side.rowops import Moments, apply_row_ops
 from hyades.gpu_side.rowstage import combine_rows
 from hyades.gpu_side.runobjects import RunObjects
 from hyades.gpu_side.scan import MomentSums, PassScan
 from hyades.gpu_side.scores import score_weights
-from hyades.gpu_side.stores import PageStoreInfo, page_by_page
+from hyades.gpu_side.stores import PageStoreInfo, block_rows, bytes_of, page_by_page, view_store
 from hyades.gpu_side.tables import PassInputs, TileStores, VertexFloats
 from hyades.gpu_side.temporaries import scratch_bytes
 from hyades.gpu_side.topology import Topology
@@ -51,15 +55,34 @@ class RunOptions:
     checkpoint_seconds: float = 2.0
 
 
+class ViewOpener(Protocol):
+    """Opens views of the features on a device of the port, one at a time.
+
+    A view stays until the next one is opened; nothing of it is in flight by then.
+    """
+
+    @property
+    def device(self) -> int:
+        """The port's device whose blocks are those of the view."""
+        ...
+
+    def open(self, view: FeatureView, seed: int, lanes: tuple[int, int]) -> ViewHead:
+        """Open *view*, a sampled one for the lanes [first, last), and return its head."""
+        ...
+
+
 class Refresh:
     """One run over a volume; see the module."""
 
     def __init__(
         self, source: Volume, outputs: Volume, port: Port, request: PlanRequest, plan: RunPlan,
         topology: Topology, vertices: VertexTables, options: RunOptions, sink: Sink,
-        traffic: Callable[[], tuple[int, int]],
+        traffic: Callable[[], tuple[int, int]], views: ViewOpener | None = None,
     ) -> None:  # fmt: skip
-        """Read *source*, the port's device 0; write *outputs*: the same volume, or device 1."""
+        """Read *source*, the port's device 0; write *outputs*: the same volume, or device 1.
+
+        *views* gives what is read in place of the features where the request has a view.
+        """
         assert source.catalog.graph is not None
         self.source = source
         self.outputs = outputs
@@ -73,7 +96,7 @@ class Refresh:
         self.graph = source.catalog.graph
         self.device = CpuDevice(
             request.workers, sink,
-            scratch_bytes(request.stages, self.graph.range_rows, request.features.itemsize),
+            scratch_bytes(request.stages, self.graph.range_rows, request.decoded),
         )  # fmt: skip
         self.objects = RunObjects(
             source, outputs, plan, options.name, request.fanouts, options.checkpoint_seconds, sink,
@@ -82,6 +105,7 @@ class Refresh:
         self.counters = self.objects.counters
         self.moments: dict[int, Moments] = {}
         self.finished = False
+        self._views = views
         self._traffic = traffic
         self._partial_sums = MomentSums.empty(topology.chunks)
 
@@ -96,7 +120,8 @@ class Refresh:
                     self._measure_stage(stage)
             self.objects.complete()
         except ReadFailed:
-            error = explain_failure(self.port, self.source, self.outputs)
+            device = self._views.device if self._views is not None else -1
+            error = explain_failure(self.port, self.source, self.outputs, device)
             raise error from error.__cause__
         self.finished = True
 
@@ -114,11 +139,20 @@ class Refresh:
         self.counters.stage_bytes.append((after[0] - before[0], after[1] - before[1]))
 
     def _run_stage(self, stage: StagePlan, todo: NDArray[np.bool_]) -> None:
-        sources = [self.objects.checked_source(i.stage) for i in stage.stage.inputs]
+        sources = [self._input(i.stage) for i in stage.stage.inputs]
         if stage.stage.conv is None:
             self._run_rows(stage, sources, todo)
         else:
             self._run_conv(stage, sources[0], todo)
+
+    def _input(self, index: int, lanes: tuple[int, int] | None = None) -> PageStoreInfo:
+        """Return the pages of a stage's input; a view is asked for, a sampled one for *lanes*."""
+        view = self.request.view
+        if index != FEATURES or view is None or (view.sampled and lanes is None):
+            return self.objects.checked_source(index)
+        assert self._views is not None
+        head = self._views.open(view, self.options.seed, lanes or (0, self.topology.chunks))
+        return view_store(head, 0, self._views.device)
 
     def _run_conv(self, stage: StagePlan, source: PageStoreInfo, todo: NDArray[np.bool_]) -> None:
         conv, chosen = stage.stage.conv, stage.chosen
@@ -135,18 +169,24 @@ class Refresh:
         sums = MomentSums.empty(self.topology.chunks) if stage.stage.moments else None
         target = replace(self.objects.stores[stage.stage.index], number=4)
         held = np.zeros(self.topology.chunks, bool)
+        view = self.request.view if stage.stage.inputs[0].stage == FEATURES else None
+        sampled = view is not None and view.sampled
         for index in range(len(chosen.groups)):
             low, high = chosen.groups[index]
             if not np.any(todo[low:high]):
                 continue
+            if sampled:
+                source = self._input(FEATURES, (low, high))
             inputs = PassInputs(
                 chosen, self.topology, self.graph.vertices, source, tiles, target,
                 self.objects.log(stage), self.vertices, floats, heads, width, sample, index, held,
-                todo, self.request.workers, self.options.check,
+                todo, self.request.workers, self.options.check, view.columns if view else None,
             )  # fmt: skip
             scan = PassScan(
                 stage.stage, inputs, self.port, self.moments.get(stage.stage.inputs[0].stage), sums
             )
+            if sampled:
+                self.counters.sampled_bytes += bytes_of(source, scan.tables.chunks)
             self._run_pass(stage, scan, index)
             pinned = scan.tables.chunks[scan.tables.chunks < source.kept + chosen.pinned]
             held[pinned] = True
@@ -250,11 +290,17 @@ class Refresh:
         before = stage.stage.inputs[0].before
         moments = self.moments.get(stage.stage.inputs[0].stage)
         weight = score_weights(conv)
+        view = self.request.view if stage.stage.inputs[0].stage == FEATURES else None
+        columns = None if view is None else view.columns
+        step = block_rows(source)
 
         def function(lane: int, blocks: list[Tensor]) -> None:
-            x = apply_row_ops(conv.source, apply_row_ops(before, blocks[0], moments))
-            first = lane * self.graph.range_rows
-            scores[first : first + len(x)] = (x @ weight).numpy()
+            at = lane * self.graph.range_rows
+            for block in torch.split(blocks[0], step):  # a view has the same blocks
+                x = apply_row_ops(conv.source, apply_row_ops(before, block, moments))
+                found = x @ weight if columns is None else x[:, -columns.scores :]
+                scores[at : at + len(x)] = found.numpy()
+                at += len(x)
 
         stream = LaneStream(
             self.port, [source], None, np.arange(self.topology.chunks), self.request.workers,

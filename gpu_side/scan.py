@@ -18,6 +18,7 @@ from torch import Tensor
 from hyades.common.port import Port
 from hyades.gpu_side import outputs, scheduler
 from hyades.gpu_side import words as W
+from hyades.gpu_side.decode import decode_range, landing_blocks
 from hyades.gpu_side.issue import issue
 from hyades.gpu_side.models.ir import Conv, MeanHeads
 from hyades.gpu_side.program import Stage
@@ -164,6 +165,9 @@ class PassScan:
                 ]
             at = kept
         source = inputs.source
+        if source.view is not None:
+            raw = self.port.arena[at : at + self.input_chunk]
+            return landing_blocks(source.view, decode_range(source.view, chunk, raw))
         row_bytes, per_page = source.shape.row_bytes, source.shape.rows_per_page
         whole = per_page * row_bytes == source.page_bytes
         blocks = []
@@ -179,7 +183,9 @@ class PassScan:
         shape, conv = self.shape, self.conv
         message = apply_row_ops(conv.source, x)
         target = out[:, : shape.row_width]
-        if shape.project_first and conv.neighbour is not None:
+        if self.inputs.columns is not None:  # it was multiplied where it came from
+            target.copy_(message[:, : shape.row_width])
+        elif shape.project_first and conv.neighbour is not None:
             torch.mm(message, conv.neighbour.weight.t(), out=target)
         else:
             target.copy_(message)
@@ -199,7 +205,9 @@ class PassScan:
     def _land_own(self, x: Tensor, out: Tensor) -> None:
         conv, width = self.conv, self.shape.own_width
         target = out[:, :width]
-        if conv.root is not None:
+        if (columns := self.inputs.columns) is not None:
+            target.copy_(x[:, columns.message : columns.message + columns.own])
+        elif conv.root is not None:
             torch.mm(x, conv.root.weight.t(), out=target)
         if conv.aggregate == "max" and conv.self_scale != 0:
             own = x if conv.neighbour is None else apply_row_op(conv.neighbour, x)

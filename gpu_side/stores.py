@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from hyades.common.catalog import ObjectInfo
 from hyades.common.layout import BLOCK
 from hyades.common.pages import PageShape
+from hyades.common.views import SparseShape, page_crc, sparse_bytes
+from hyades.common.viewspec import ViewHead, landing_rows
 
 Ints = NDArray[np.int64]
 
@@ -16,7 +18,8 @@ Ints = NDArray[np.int64]
 class PageStoreInfo:
     """Pages of one object: where each lies, and what checksum to expect.
 
-    lbas int64 [pages]; crcs int64 [pages], or None where pages are not checked.
+    lbas int64 [pages], -1 for a page that is not read; crcs int64 [pages], or None where pages are
+    not checked; nbytes int64 [pages], or None where pages are read whole.
     """
 
     name: str
@@ -24,11 +27,13 @@ class PageStoreInfo:
     device: int
     dtype: np.dtype[np.generic]
     width: int
-    shape: PageShape
+    shape: PageShape | SparseShape
     lbas: Ints
     crcs: Ints | None
     kept: int = 0  # the first ranges, whose pages stay in the arena: never moved, never checked
     arena_at: int = 0  # where those pages lie in the arena
+    nbytes: Ints | None = None
+    view: ViewHead | None = None  # where the pages are those of a view: how to decode them
 
     @property
     def page_bytes(self) -> int:
@@ -55,6 +60,24 @@ def volume_store(
     )
 
 
+def view_store(head: ViewHead, number: int, device: int) -> PageStoreInfo:
+    """Describe the pages of a view; of a sparse one only the blocks that hold rows are read."""
+    spec, shape = head.spec, head.spec.shape()
+    pages = np.arange(shape.pages, dtype=np.int64)
+    lbas = head.blocks + pages * (shape.page_bytes // BLOCK)
+    salt = spec.salt
+    crcs = np.fromiter((page_crc(page, salt) for page in range(shape.pages)), np.int64, len(pages))
+    nbytes = None
+    if isinstance(shape, SparseShape):
+        nbytes = sparse_bytes(shape, head.counts)
+        lbas[nbytes == 0] = -1
+    element = np.dtype(np.uint8)
+    return PageStoreInfo(
+        f"a view of {spec.source}", number, device, element, spec.width, shape, lbas, crcs,
+        nbytes=nbytes, view=head,
+    )  # fmt: skip
+
+
 def page_by_page(store: PageStoreInfo) -> PageStoreInfo:
     """Return *store* as raw pages: every page is a range of one row of bytes."""
     shape = PageShape(len(store.lbas), store.page_bytes, 1, 1, store.page_bytes)
@@ -73,3 +96,23 @@ def memory_store(name: str, width: int, shape: PageShape, arena_at: int) -> Page
     absent = np.full(shape.pages, -1, np.int64)
     element = np.dtype(np.float32)
     return PageStoreInfo(name, 0, 0, element, width, shape, absent, None, shape.ranges, arena_at)
+
+
+def bytes_of(store: PageStoreInfo, ranges: Ints) -> int:
+    """Return the bytes that are read of *ranges*."""
+    shape = store.shape
+    pages = ranges[:, None] * shape.pages_per_range + np.arange(shape.pages_per_range)
+    pages = pages[pages < shape.pages]
+    sizes = np.full(shape.pages, shape.page_bytes) if store.nbytes is None else store.nbytes
+    return int(sizes[pages[store.lbas[pages] >= 0]].sum())
+
+
+def block_rows(store: PageStoreInfo) -> int:
+    """Return the rows that landing multiplies at once: of a view as many as of what it stands for.
+
+    A product's bits depend on the shape of its block.
+    """
+    if store.view is not None:
+        return store.view.spec.block_rows
+    assert isinstance(store.shape, PageShape)
+    return landing_rows(store.shape)

@@ -10,6 +10,7 @@ from hyades.common.units import round_up
 from hyades.gpu_side import words as W
 from hyades.gpu_side.buffers import LOG_PAGE
 from hyades.gpu_side.factors import Factors, Sample, VertexTables
+from hyades.gpu_side.featureview import ViewColumns
 from hyades.gpu_side.log import RESERVE
 from hyades.gpu_side.price import Candidate
 from hyades.gpu_side.stores import Ints, PageStoreInfo
@@ -99,6 +100,7 @@ class PassInputs:
     todo: NDArray[np.bool_]  # lanes whose output is not there yet
     workers: int
     check: bool
+    columns: ViewColumns | None = None  # of rows that come multiplied
 
 
 def build_pass(inputs: PassInputs, port: Port) -> PassTables:
@@ -222,7 +224,9 @@ class _PassBuilder:
         bounded = np.minimum(pages, max(inputs.source.shape.pages - 1, 0))
         lbas = np.where(exists, inputs.source.lbas[bounded], -1)  # -1: nothing to read
         lbas[inputs.held[self.chunks]] = -1
-        crcs = inputs.source.crcs
+        crcs, sizes = inputs.source.crcs, inputs.source.nbytes
+        full = np.full_like(lbas, inputs.source.page_bytes)
+        s.table(W.G_S_INPUT_BYTES, (full if sizes is None else sizes[bounded]).reshape(-1))
         s.table(W.G_S_POSITION_TILE, self.position_tile)
         s.table(W.G_S_INPUT_LBA, lbas.reshape(-1))
         s.table(W.G_S_INPUT_CRC, (bounded * 0 if crcs is None else crcs[bounded]).reshape(-1))

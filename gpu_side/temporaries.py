@@ -28,11 +28,11 @@ def _through(ops: tuple[RowOp, ...], width: int, owned: bool) -> tuple[int, int]
     return taken, width
 
 
-def _landing(stage: Stage, shape: ConvShape, converted: bool) -> int:
+def _landing(stage: Stage, shape: ConvShape, decoded: int) -> int:
     """Return the floats a row while a chunk lands, or its scores are found in a stream of lanes."""
     conv, source = stage.conv, stage.inputs[0]
     assert conv is not None
-    raw = source.width if converted or conv.attention is not None else 0
+    raw = max(decoded, source.width if conv.attention is not None else 0)
     before, width = _through(source.before, source.width, False)
     making, _ = _through(conv.source, width, False)
     scores = shape.row_width if conv.attention is not None else 0
@@ -64,24 +64,25 @@ def _combining(stage: Stage) -> int:
     return taken + after
 
 
-def _stage_floats(stage: Stage, feature_itemsize: int) -> int:
+def _stage_floats(stage: Stage, decoded: int) -> int:
     read_again = stage.width if stage.moments else 0  # lanes that are counted on resume
     if stage.conv is None:
         return max(read_again, _combining(stage))
-    converted = feature_itemsize != 4 and stage.inputs[0].stage == FEATURES
+    decoded = decoded if stage.inputs[0].stage == FEATURES else 0
     shapes = [shape_conv(stage, order) for order in product_orders(stage)]
-    works = [max(_landing(stage, s, converted), _finalising(stage, s)) for s in shapes]
+    works = [max(_landing(stage, s, decoded), _finalising(stage, s)) for s in shapes]
     return max(read_again, *works)
 
 
-def scratch_bytes(stages: tuple[Stage, ...], range_rows: int, feature_itemsize: int) -> int:
-    """Return the bytes of scratch that one worker needs in any of *stages*, under any plan."""
-    return 4 * range_rows * max(_stage_floats(s, feature_itemsize) for s in stages) + 64 * KIB
+def scratch_bytes(stages: tuple[Stage, ...], range_rows: int, decoded: int) -> int:
+    """Return the bytes of scratch that one worker needs in any of *stages*, under any plan.
+
+    *decoded*: columns of the features where they are converted as they land, else 0.
+    """
+    return 4 * range_rows * max(_stage_floats(s, decoded) for s in stages) + 64 * KIB
 
 
-def working_bytes(
-    stages: tuple[Stage, ...], range_rows: int, workers: int, feature_itemsize: int
-) -> int:
+def working_bytes(stages: tuple[Stage, ...], range_rows: int, workers: int, decoded: int) -> int:
     """Return the bytes beside arena and tables that a run of *stages* holds at its worst."""
-    scratch = scratch_bytes(stages, range_rows, feature_itemsize)
+    scratch = scratch_bytes(stages, range_rows, decoded)
     return FIXED_BYTES + workers * (WORKER_BYTES + scratch)
