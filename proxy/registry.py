@@ -2,7 +2,8 @@
 
 A module has `open_url(url, *, create, writable)` and `probe()`: None where it can run here, else
 the reason and the fix; where it has `detail()`, that is one more line for ``hyades doctor``, and
-where it has `probe_url(url)`, that decides for one URL, whose options may need less.
+where it has `probe_url(url)`, that decides for one URL, whose options may need less.  Where targets
+compute views, it has `open_view(url, request)` (views.py).
 """
 
 from dataclasses import dataclass
@@ -53,10 +54,7 @@ def open_transport(url: str | Url, *, create: bool = False, writable: bool = Tru
     the scheme needs.
     """
     parsed = url if isinstance(url, Url) else Url(url)
-    module = _module(parsed)
-    problem = module.probe_url(parsed) if hasattr(module, "probe_url") else module.probe()
-    if problem is not None:
-        raise BackendMissing(f"{parsed}: {problem}")
+    module = find_module(parsed)
     transport: Transport = module.open_url(parsed, create=create, writable=writable)
     return transport
 
@@ -72,7 +70,17 @@ def probe_all() -> list[Probe]:
     return found
 
 
-def _module(url: Url) -> Any:
+def find_module(url: Url) -> Any:
+    """Return the module for *url*, which can run here; UsageError, BackendMissing."""
+    module = module_of(url)
+    problem = module.probe_url(url) if hasattr(module, "probe_url") else module.probe()
+    if problem is not None:
+        raise BackendMissing(f"{url}: {problem}")
+    return module
+
+
+def module_of(url: Url) -> Any:
+    """Return the module for *url*, whether or not it can run here; UsageError where none is."""
     if url.scheme.startswith(FAULTY) and url.scheme.removeprefix(FAULTY) in MODULES:
         return import_module(_FAULTY_MODULE)
     if url.scheme not in MODULES:

@@ -28,6 +28,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hyades.common.viewspec import ViewHead
+
 Records = NDArray[np.void]  # structured: layout.REQUEST or layout.COMPLETION
 
 
@@ -62,4 +64,13 @@ class Transport(Protocol):
     def close(self) -> None: ...
     def stats(self) -> dict[str, Any]:
         """Return at least bytes_read, bytes_written, requests, errors and the text describe."""
+        ...
+
+
+class ViewTransport(Transport, Protocol):
+    """A transport of the blocks of a view, which are only read."""
+
+    @property
+    def head(self) -> ViewHead:
+        """What the first blocks say: what the view is of, and where its pages lie."""
         ...

@@ -7,10 +7,11 @@ Source: NVM Express Base Specification 2.0, section 3.5 (initialization), 3.3.3 
 """
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hyades.common.errors import PeerError, UsageError
-from hyades.common.nvme import commands
+from hyades.common.errors import DataError, PeerError, UsageError
+from hyades.common.layout import BLOCK
+from hyades.common.nvme import commands, vendor
 from hyades.common.nvme.identify import (
     ControllerInfo,
     DiscoveryEntry,
@@ -27,9 +28,11 @@ from hyades.common.nvme.layout import (
     IDENTIFY_BYTES,
     Feature,
     LogPage,
+    Opcode,
     Property,
 )
-from hyades.common.nvme.status import StatusCode, describe
+from hyades.common.nvme.status import DNR, StatusCode, describe
+from hyades.common.viewspec import ViewHead, head_blocks, parse_head
 
 _ENABLE = 6 << 16 | 4 << 20 | 1  # CC: SQE 64 bytes, CQE 16 bytes, enabled
 _SHUTDOWN = 1 << 14
@@ -37,19 +40,22 @@ _READY, _FATAL = 1, 2  # CSTS
 _AUTHENTICATE = 2 | 4  # AUTHREQ of Connect's result: ATR, ASCR
 _LOG_CHUNK = 64 * DISCOVERY_ENTRY_BYTES
 _MAX_ENTRIES = 4096
+_TRIES = 3  # of a command whose data was damaged on the way
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One command to be run: `source` travels in the capsule, `reads` bytes come back.
+    """One command to be run: `source` goes along with it, `reads` bytes come back.
 
-    `pause` asks the driver to let that many seconds pass first.
+    `pause` asks the driver to let that many seconds pass first.  A `slow` one may take as long as
+    the controller likes: it is waited for while keep-alives are answered.
     """
 
     sqe: bytearray
     reads: int = 0
     source: bytes = b""
     pause: float = 0.0
+    slow: bool = False
 
 
 Answer = tuple[int, int, bytes]  # status code, result, data
@@ -64,6 +70,14 @@ class Controller:
     cntlid: int
     max_depth: int  # entries of an I/O queue (CAP.MQES + 1)
     queues: int  # I/O queues granted
+
+
+class ViewRefused(UsageError):  # noqa: N818
+    """A target does not make a view for this host; asking again does not help."""
+
+
+class ViewDeferred(ViewRefused):
+    """A target does not make a view now: others have what it takes."""
 
 
 def connect_queue(want: commands.Connect) -> Generator[Call, Answer, int]:
@@ -117,6 +131,76 @@ def read_uuid(nsid: int) -> Generator[Call, Answer, bytes]:
     """Return the UUID of a namespace, b"" where the controller does not tell one."""
     code, _, data = yield Call(commands.identify(3, nsid), reads=IDENTIFY_BYTES)
     return b"" if code else parse_descriptors(data)
+
+
+def open_view(nsid: int, request: bytes, part: int) -> Generator[Call, Answer, int]:
+    """Ask for a view of the volume in namespace *nsid*; return the id of the view's namespace.
+
+    *request* goes in parts of at most *part* bytes, a multiple of 4; the last one is answered when
+    the view can be read.  ViewRefused says why not, and what to change.
+    """
+    result = 0
+    for sqe, data in vendor.create_view(nsid, request, part):
+        code, result, _ = yield from _persist(Call(sqe, source=bytes(data), slow=True))
+        if code:
+            raise _refused_view(nsid, code)
+    return vendor.parse_answer(result)
+
+
+def read_blocks(
+    nsid: int, info: NamespaceInfo, lba: int, count: int, most: int
+) -> Generator[Call, Answer, bytes]:
+    """Return *count* blocks of 4096 bytes from *lba* on, on an I/O queue, *most* bytes a command.
+
+    *most* is a multiple of 4096, *info* that of the namespace, whose own blocks may be smaller.
+    """
+    ratio, data = BLOCK // info.block_bytes, bytearray()
+    while len(data) < count * BLOCK:
+        nbytes = min(most, count * BLOCK - len(data))
+        at = (lba * BLOCK + len(data)) // info.block_bytes
+        sqe = commands.transfer(Opcode.READ, nsid, at, nbytes // BLOCK * ratio)
+        code, _, part = yield from _persist(Call(sqe, reads=nbytes))
+        if code:
+            raise PeerError(f"reading LBA {at} of namespace {nsid} failed: {describe(code)}")
+        data += part
+    return bytes(data)
+
+
+def read_view_head(
+    nsid: int, info: NamespaceInfo, request: bytes, most: int
+) -> Generator[Call, Answer, ViewHead]:
+    """Return the head of the view in namespace *nsid*, on an I/O queue.
+
+    DataError where it is damaged, PeerError where it is not what *request* asked for.
+    """
+    _check_view_blocks(nsid, info, 1)
+    first = yield from read_blocks(nsid, info, 0, 1, most)
+    count = head_blocks(first)
+    _check_view_blocks(nsid, info, count)
+    rest = yield from read_blocks(nsid, info, 1, count - 1, most)
+    head = parse_head(first + rest)
+    _check_view_blocks(nsid, info, head.nblocks)
+    vendor.check_answered(head.spec, request)
+    return head
+
+
+def _check_view_blocks(nsid: int, info: NamespaceInfo, needed: int) -> None:
+    has = info.blocks * info.block_bytes // BLOCK
+    if has < needed or info.block_bytes > BLOCK:
+        raise DataError(
+            f"the view in namespace {nsid} has {info.blocks} blocks of {info.block_bytes} bytes,"
+            f" its head says at least {needed} of {BLOCK}"
+        )
+
+
+def _persist(call: Call) -> Generator[Call, Answer, Answer]:
+    """Run *call*, and again where a data digest was wrong."""
+    tries = 0
+    while True:
+        answer = yield replace(call, sqe=bytearray(call.sqe))
+        tries += 1
+        if answer[0] & ~DNR != StatusCode.TRANSIENT_TRANSPORT or tries == _TRIES:
+            return answer
 
 
 def read_discovery_log() -> Generator[Call, Answer, list[DiscoveryEntry]]:
@@ -207,6 +291,29 @@ def _refused_connect(want: commands.Connect, code: int, result: int) -> Exceptio
     return PeerError(what)
 
 
+def _refused_view(nsid: int, code: int) -> Exception:
+    what = f"the target makes no view of namespace {nsid}: {describe(code)}"
+    plain = code & 0x7FF
+    if plain == StatusCode.NAMESPACE_NO_CAPACITY:
+        kind = ViewRefused if code & DNR else ViewDeferred
+        return kind(
+            f"{what}: too little memory for it: raise --stage-memory on the target, or ask for"
+            " fewer views at a time"
+        )
+    fix = _VIEW_REFUSALS.get(plain)
+    return PeerError(what) if fix is None else ViewRefused(f"{what}: {fix}")
+
+
+_VIEW_REFUSALS: dict[int, str] = {
+    StatusCode.INVALID_OPCODE: "it has no views: serve the volume with hyades serve, or read it"
+    " without --stage",
+    StatusCode.OPERATION_DENIED: "this host may not ask: name it with --view-host on the target,"
+    " and let --views be more than 0",
+    StatusCode.INVALID_NAMESPACE: "there is no volume for this host: see ?ns=N",
+    StatusCode.INVALID_FIELD: "it cannot meet the request; its log says why (viewrefused)",
+    StatusCode.NAMESPACE_NO_IDENTIFIER: "too many views: raise --views on the target",
+    StatusCode.READ_ERROR: "the volume there is damaged, or none; its log says what (viewrefused)",
+}
 _CONNECT_FIELDS = {
     (1, 256): f"the subsystem's name (is it one of those that {DISCOVERY_NQN} lists?)",
     (1, 512): "the host's name",

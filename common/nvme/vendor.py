@@ -32,7 +32,7 @@ from hyades.common.nvme.commands import Command, build
 from hyades.common.nvme.layout import ALL_NAMESPACES, VIEW_REQUEST, Vendor
 from hyades.common.pages import DEFAULT_PAGE, MAX_PAGE, MIN_PAGE
 from hyades.common.units import round_up
-from hyades.common.viewspec import SampleSpec, Small
+from hyades.common.viewspec import SampleSpec, Small, ViewSpec
 
 Floats = NDArray[np.float32]
 MAX_WEIGHTS = 64
@@ -146,3 +146,13 @@ def parse_answer(result: int) -> int:
     if not 0 < result < ALL_NAMESPACES - 1:
         raise PeerError(f"a view with namespace id {result:#x}")
     return result
+
+
+def check_answered(spec: ViewSpec, request: bytes) -> None:
+    """Raise PeerError where a view of *spec* is not the one that *request* asks for."""
+    what, weights = parse_request(request)
+    crcs = tuple((len(w), crc32c(np.ascontiguousarray(w, "<f4"))) for w in weights)
+    asked = (what.source, what.encoding, what.page_size, what.sample, crcs)
+    got = (spec.source, spec.encoding, spec.page_size, spec.sample, spec.projections)
+    if asked != got:
+        raise PeerError(f"a view was asked for with {asked}, the target made one with {got}")

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from hyades.common.errors import UsageError
 from hyades.common.layout import BLOCK, COMPLETION, REQUEST, Op, Status
 from hyades.proxy.locate import failed_lba, flush_failure, locate, patience
-from hyades.proxy.transport import Limits, Records, Transport
+from hyades.proxy.transport import Limits, Records, Transport, ViewTransport
 from hyades.proxy.urls import Url
 
 STATUSES = {
@@ -246,6 +246,14 @@ class FaultyTransport:
         self._arena[place] ^= np.uint8(1 << int(self._random.integers(8)))
 
 
+class FaultyView(FaultyTransport):
+    """The same around a view."""
+
+    def __init__(self, inner: ViewTransport, plan: FaultPlan) -> None:
+        super().__init__(inner, plan)
+        self.head = inner.head
+
+
 def _failed(request: np.void, status: Status) -> np.void:
     completion: np.void = np.zeros(1, COMPLETION)[0]
     completion["cookie"] = request["cookie"]
@@ -276,23 +284,40 @@ def parse_fault(text: str) -> Fault:
 
 def open_url(url: Url, *, create: bool, writable: bool) -> FaultyTransport:
     """Open the inner URL and wrap it; see the module's text for the options."""
-    from hyades.proxy.registry import FAULTY, open_transport
+    from hyades.proxy.registry import open_transport
 
+    plan = _parse_plan(url)
+    return FaultyTransport(open_transport(_inner(url), create=create, writable=writable), plan)
+
+
+def open_view(url: Url, request: bytes) -> "FaultyView":
+    """Open the view that *request* asks for at the inner URL, and wrap it."""
+    from hyades.proxy import views
+
+    plan = _parse_plan(url)
+    return FaultyView(views.open_view(_inner(url), request), plan)
+
+
+def _inner(url: Url) -> str:
+    """Return the inner URL, with the options that were not for the faults."""
+    from hyades.proxy.registry import FAULTY
+
+    return f"{url.scheme.removeprefix(FAULTY)}://{url.path}{url.rest()}"
+
+
+def _parse_plan(url: Url) -> FaultPlan:
     delay = url.text("delay", "0")
     try:
         seconds = float(delay)
     except ValueError:
         raise UsageError(f"{url}: delay is in seconds, not {delay!r}") from None
-    plan = FaultPlan(
+    return FaultPlan(
         faults=[parse_fault(text) for text in url.take_all("fault")],
         delay=seconds,
         reorder=url.flag("reorder", False),
         accept=url.integer("accept", 0),
         seed=url.integer("seed", 0),
     )
-    scheme = url.scheme.removeprefix(FAULTY)
-    inner = open_transport(f"{scheme}://{url.path}{url.rest()}", create=create, writable=writable)
-    return FaultyTransport(inner, plan)
 
 
 def probe() -> str | None:

@@ -6,7 +6,8 @@ from hyades.common.errors import HyadesError
 from hyades.common.nvme import bringup
 from hyades.common.nvme.identify import DiscoveryEntry
 from hyades.common.nvme.layout import DISCOVERY_NQN
-from hyades.proxy.transports.nvme_session import MakeSession, Session, Waker
+from hyades.proxy.transports.nvme_session import MakeSession, Session
+from hyades.proxy.transports.nvme_talk import Waker
 from hyades.proxy.transports.nvme_url import Address, Options
 
 _NVM_SUBSYSTEM = 2

@@ -8,6 +8,7 @@ zerocopy=1 straight into the slots.  The paths, queues, replays and errors are t
 zerocopy the target can touch the whole arena while it is connected.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -84,6 +85,11 @@ class NvmeDmaTransport(NvmeTcpTransport):
 def open_url(url: Url, *, create: bool, writable: bool) -> NvmeDmaTransport:  # noqa: ARG001
     """Open a namespace, which exists already: *create* means nothing."""
     return NvmeDmaTransport(parse(url), writable=writable)
+
+
+def open_view(url: Url, request: bytes) -> NvmeDmaTransport:
+    """Open the view that *request* asks for of the volume in a namespace."""
+    return NvmeDmaTransport(replace(parse(url), view=request), writable=False)
 
 
 def probe() -> str | None:

@@ -23,7 +23,8 @@ from hyades.common.nvme.dma_memory import QueueMemory
 from hyades.common.units import KIB
 from hyades.proxy.transports.nvme_dma_url import DmaOptions
 from hyades.proxy.transports.nvme_dma_wire import DmaWire, Slots
-from hyades.proxy.transports.nvme_session import Session, Waker
+from hyades.proxy.transports.nvme_session import Session
+from hyades.proxy.transports.nvme_talk import Waker
 from hyades.proxy.transports.nvme_url import Address, Options
 from hyades.proxy.transports.nvme_wire import Gone, Unreachable, Wire
 

@@ -17,6 +17,8 @@
 6. Without a live link for ctrl_loss_timeout seconds, counted from the last loss before which a
    command was answered, everything ends with Status.LOST, now and later.  Who looks only then, for
    example to close a volume, does not wait as long again.
+7. A view is asked for again with each connection.  While a target makes one and shows that it is
+   alive, rule 6 waits.  Where every target refuses it, everything ends with Status.LOST at once.
 One thread calls everything but `locate`.  Which flushes succeed: nvme_flushes.py.
 """
 
@@ -153,9 +155,16 @@ class NvmeEngine:
                 self.table.waiting.extend(dying.rows)
         while self._held and self._held[0][0] <= now:
             self.table.waiting.append(heappop(self._held)[1])
-        since = self._down_since
-        if not self.links and since is not None and now - since > self.options.ctrl_loss_timeout:
-            self._give_up()
+        if not self.links and not self.gone:
+            self._consider(now)
+
+    def _consider(self, now: float) -> None:
+        """Give up where no path can be hoped for."""
+        since, limit = self._down_since, self.options.ctrl_loss_timeout
+        if self._paths.refused():
+            self._give_up("the view is gone")
+        elif since is not None and now - max(since, self._paths.heard_at()) > limit:
+            self._give_up(f"no path for {limit:g} s")
 
     def _trouble(self, link: Link, now: float) -> PeerError | None:
         reason, timeout = link.session.reason, self.options.timeout
@@ -215,10 +224,10 @@ class NvmeEngine:
         earliest = now - max(0.0, self.options.ctrl_loss_timeout - _LAST_CHANCE)
         return max(link.session.ended_at or now, earliest)
 
-    def _give_up(self) -> None:
+    def _give_up(self, why: str) -> None:
         told = ((str(path.address), str(path.problem)) for path in self._paths.paths)
         problems = "; ".join(text if where in text else f"{where}: {text}" for where, text in told)
-        self.gone = f"no path for {self.options.ctrl_loss_timeout:g} s: {problems}"
+        self.gone = f"{why}: {problems}"
         self.last_failure = self.flush_failure = self.gone
         self._paths.stop()
         self._unhold()
@@ -248,7 +257,7 @@ class NvmeEngine:
         if lane is None:
             return False
         blocks, data = nbytes // self._block_bytes, self.memory[offset : offset + nbytes]
-        slba, nsid = lba * self._ratio, self.options.nsid
+        slba, nsid = lba * self._ratio, lane.link.session.nsid
         if op == READ:
             sqe = commands.transfer(Opcode.READ, nsid, slba, blocks)
             lane.sent(lane.queue.submit(sqe, into=data, now=now), row, now)
@@ -274,7 +283,7 @@ class NvmeEngine:
         self._flushes.sent(row, len(chosen))
         for lane in chosen:
             assert lane is not None
-            sqe = commands.flush(self.options.nsid)
+            sqe = commands.flush(lane.link.session.nsid)
             lane.sent(lane.queue.submit(sqe, now=now), row, now)
             if lane.link.dirty:
                 lane.link.covering.add(row)

@@ -6,19 +6,27 @@ States of a path: CONNECTING -> LIVE -> CONNECTING ..., and CLOSED at the end.  
 2. Between two attempts it waits: reconnect_delay, doubled each time up to 5 s, and from the
    beginning again after a session that lasted four times as long as the wait.
 3. Every session must lead to the same namespace: NGUID, size and block size are compared with
-   those of the first one.  A path that leads elsewhere stays unused, and says why.
+   those of the first one.  A path that leads elsewhere stays unused, and says why.  Views are made
+   anew for each session, under ids and NGUIDs that may differ: what they are of is compared, which
+   their heads say.
 4. An error that nobody foresaw ends its path, and is raised in the transport's thread: nobody waits
    for a path that has no thread.
 """
 
 import threading
 import time
+from dataclasses import replace
+
+import numpy as np
 
 from hyades.common.errors import BackendMissing, HyadesError, UsageError
 from hyades.common.interrupts import undisturbed
+from hyades.common.nvme.bringup import ViewDeferred, ViewRefused
 from hyades.common.nvme.identify import NamespaceInfo
+from hyades.common.viewspec import ViewHead
 from hyades.proxy.transports.nvme_discovery import offers
-from hyades.proxy.transports.nvme_session import MakeSession, Session, Stopped, Waker
+from hyades.proxy.transports.nvme_session import MakeSession, Session
+from hyades.proxy.transports.nvme_talk import Stopped, Waker
 from hyades.proxy.transports.nvme_url import Address, Options
 from hyades.proxy.transports.nvme_wire import Unreachable
 
@@ -31,6 +39,10 @@ class OtherNamespace(UsageError):  # noqa: N818
     """A path leads to another namespace than the first one."""
 
 
+class ViewChanged(OtherNamespace):
+    """The volume of a view is at another commit than when the view was opened."""
+
+
 class Path:
     """One address and its thread."""
 
@@ -40,6 +52,7 @@ class Path:
         self.tried = False  # the first attempt is over
         self.connects = 0
         self.connect_seconds = 0.0  # of the last session
+        self.session: Session | None = None  # of the last attempt
         self.waker = Waker()
         self._owner = owner
         self.thread = threading.Thread(target=self._run, name=f"hyades-nvme-{address}", daemon=True)
@@ -55,6 +68,7 @@ class Path:
         delay = options.reconnect_delay
         while not owner.stopping:
             session = owner.session(options, self.address, self.waker, owner.is_stopping)
+            self.session = session
             begin = time.monotonic()
             try:
                 session.open()
@@ -84,6 +98,7 @@ class Paths:
         self.stopping = False
         self.news = False  # set before the waker is used, cleared by the transport's thread
         self.namespace: NamespaceInfo
+        self.head: ViewHead | None = None  # of the view that was asked for
         self.max_transfer = 0  # bytes; 0: the controller sets no limit
         self._known = False
         self._broken: BaseException | None = None  # what ended a path's thread
@@ -147,11 +162,14 @@ class Paths:
         """Take what the first session says; UsageError where a later one says something else."""
         with self._changed:
             if not self._known:
-                self.namespace = session.namespace
+                self.namespace, self.head = session.namespace, session.head
                 self.max_transfer = session.controller.max_transfer
                 self._known = True
                 return
         ours, theirs = self.namespace, session.namespace
+        if self.head is not None and session.head is not None:
+            _check_view(self.options.place(session.address), self.head, session.head)
+            theirs = replace(theirs, guid=ours.guid)
         if ours != theirs:
             first = self.options.place(self.paths[0].address)
             raise OtherNamespace(
@@ -165,6 +183,19 @@ class Paths:
                 f"{self.options.place(session.address)} takes {limit} bytes at a time, another"
                 f" path {used}: write max_transfer={limit}"
             )
+
+    def refused(self) -> bool:
+        """Return whether every target refuses the view, so that trying again is of no use."""
+        return all(
+            isinstance(path.problem, ViewRefused | ViewChanged)
+            and not isinstance(path.problem, ViewDeferred)
+            for path in self.paths
+        )
+
+    def heard_at(self) -> float:
+        """Return the last sign of life of a target that is making a view now; 0: none is."""
+        sessions = [path.session for path in self.paths]
+        return max((s.heard_at for s in sessions if s is not None and s.reason is None), default=0)
 
     def offer(self, path: Path, session: Session) -> None:
         """Hand *session* to the transport."""
@@ -231,6 +262,21 @@ class Paths:
 
     def _live(self) -> bool:
         return any(path.connects for path in self.paths)
+
+
+def _check_view(place: str, ours: ViewHead, theirs: ViewHead) -> None:
+    """Raise ViewChanged unless both are the same view of the same commit."""
+    if ours.spec == theirs.spec and np.array_equal(ours.counts, theirs.counts):
+        return
+    if ours.spec.volume != theirs.spec.volume:
+        raise ViewChanged(
+            f"{place}: another volume than when the run began lies there: {theirs.spec.volume}, not"
+            f" {ours.spec.volume}"
+        )
+    raise ViewChanged(
+        f"{place}: the volume has changed since the run began: it is at commit"
+        f" {theirs.spec.generation}, it was at {ours.spec.generation}"
+    )
 
 
 def _say(info: NamespaceInfo) -> str:

@@ -6,6 +6,7 @@ are those of nvme+tcp:// (nvme_tcp.py); only the connection is another (nvme_rdm
 nvme_rdma_wire.py).  The target can reach the whole arena while it is connected.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -56,6 +57,11 @@ class NvmeRdmaTransport(NvmeTcpTransport):
 def open_url(url: Url, *, create: bool, writable: bool) -> NvmeRdmaTransport:  # noqa: ARG001
     """Open a namespace, which exists already: *create* means nothing."""
     return NvmeRdmaTransport(parse(url, "rdma"), writable=writable)
+
+
+def open_view(url: Url, request: bytes) -> NvmeRdmaTransport:
+    """Open the view that *request* asks for of the volume in a namespace."""
+    return NvmeRdmaTransport(replace(parse(url, "rdma"), view=request), writable=False)
 
 
 def probe() -> str | None:

@@ -18,7 +18,8 @@ from hyades.common.rdma.cm import Channel, Event, Identifier, Kind, socket_addre
 from hyades.common.rdma.device import Device, Devices, address_of
 from hyades.common.rdma.endpoint import Endpoint
 from hyades.proxy.transports.nvme_rdma_wire import CAPSULE_ROOM, RdmaWire
-from hyades.proxy.transports.nvme_session import Session, Waker
+from hyades.proxy.transports.nvme_session import Session
+from hyades.proxy.transports.nvme_talk import Waker
 from hyades.proxy.transports.nvme_url import Address, Options
 from hyades.proxy.transports.nvme_wire import Wire
 
@@ -125,14 +126,11 @@ class RdmaSession(Session):
         region = device.register(memory, remote=True)
         try:
             memory[:writes] = call.source
-            queue = wire.queue
-            queue.submit(
+            cid = wire.queue.submit(
                 call.sqe, into=memory[:reads] if reads else None,
                 source=memory[:writes] if writes else None, now=time.monotonic(),
             )  # fmt: skip
-            self._exchange(wire, lambda: bool(queue.completions), heed=heed)
-            ((_, code, result),) = queue.completions
-            queue.completions.clear()
+            code, result = self._answer(wire, cid, slow=call.slow, heed=heed)
             return code, result, bytes(memory[:reads])
         finally:
             device.forget(region)

@@ -6,7 +6,8 @@ States: NEW -open-> LIVE -end-> OVER.  Rules:
    has taken the session (`take`), and to the transport's from then on.
 2. Either thread ends a session with `end`; the first reason counts.  The path's thread is woken by
    its own waker.  Whoever owns wires closes them.
-3. Everything waits with a deadline, and for the waker, so that closing is quick.
+3. Where the options have a request for a view, each session asks for its own, which ends with the
+   controller: the same blocks as long as the volume is at the same commit.
 """
 
 import contextlib
@@ -23,62 +24,40 @@ from typing import TypeVar
 
 from hyades.common.addresses import resolve
 from hyades.common.errors import HyadesError, PeerError, UsageError
+from hyades.common.layout import BLOCK
 from hyades.common.nvme import bringup, commands
 from hyades.common.nvme.host import HostQueue, State
 from hyades.common.nvme.identify import ControllerInfo, NamespaceInfo
 from hyades.common.nvme.layout import DISCOVERY_NQN
-from hyades.common.nvme.status import describe
 from hyades.common.nvme.tls import PskSocket, wrap_client
+from hyades.common.units import KIB, MIB
+from hyades.common.viewspec import ViewHead
+from hyades.proxy.transports.nvme_talk import Stopped, Talker, Waker
 from hyades.proxy.transports.nvme_url import Address, Options
 from hyades.proxy.transports.nvme_wire import Gone, Unreachable, Wire
 
 _T = TypeVar("_T")
 _ADMIN_DEPTH = 31
+_PART = 256 * KIB  # bytes of a request that go in one command
 _FAREWELL = 0.5  # seconds that an orderly end may take
 
 
-class Stopped(Gone):
-    """The transport is being closed."""
-
-
-class Waker:
-    """Wakes a thread that waits for descriptors; any thread may call `wake`."""
-
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    def wake(self) -> None:
-        """Make the descriptor readable."""
-        os.eventfd_write(self.fd, 1)
-
-    def clear(self) -> None:
-        """Make it quiet again."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
-
-    def close(self) -> None:
-        """Free the descriptor; nobody may use it any more."""
-        os.close(self.fd)
-
-
-class Session:
+class Session(Talker):
     """One controller of one subsystem; see the module."""
 
     def __init__(
         self, options: Options, address: Address, waker: Waker, stopping: Callable[[], bool]
     ) -> None:
-        self.options, self.address = options, address
+        super().__init__(options, address, waker, stopping)
         self.wires: list[Wire] = []
-        self.reason: HyadesError | None = None  # why it is over
         self.ended_at = 0.0
         self.connect_seconds = 0.0
         self.controller: ControllerInfo
+        self.nsid = options.nsid  # that commands name: the view's, where one was asked for
         self.namespace: NamespaceInfo
-        self._waker, self._stopping = waker, stopping
+        self.head: ViewHead | None = None  # of the view
         self._lock = threading.Lock()
         self._taken = False
-        self._admin: Wire | None = None
-        self._deadline = 0.0
 
     @property
     def granularity(self) -> float:
@@ -115,12 +94,10 @@ class Session:
 
     def keep_alive(self) -> None:
         """Return when the session is over, with `reason` set."""
-        options = self.options
         try:
             while True:
-                self._idle(options.kato / 2)
-                self._deadline = time.monotonic() + min(options.timeout, options.kato)
-                self._talk(_keep_alive())
+                self._idle(self.options.kato / 2)
+                self._keep_alive()
         except (PeerError, UsageError) as error:
             self.end(error)
 
@@ -162,10 +139,9 @@ class Session:
                 f"{options.place(self.address)}: there is no such namespace; active are"
                 f" {', '.join(map(str, active)) or 'none'}: write ?ns=N"
             )
-        self.namespace = self._talk(bringup.read_namespace(options.nsid))
-        if not any(self.namespace.guid):
-            uuid = self._talk(bringup.read_uuid(options.nsid))
-            self.namespace = dataclasses.replace(self.namespace, guid=uuid)
+        self.namespace = self._identify(options.nsid)
+        if options.view:
+            self._open_view()
         limit = min(found.max_depth, max(2, found.info.max_commands)) - 1
         depth = min(options.depth, limit)
         for qid in range(1, found.queues + 1):
@@ -173,6 +149,29 @@ class Session:
             self.wires.append(wire)
             wire.queue.in_capsule = found.info.in_capsule
             self._converse(wire, bringup.connect_queue(self._want(qid, depth, found.cntlid)))
+        if options.view:
+            self.head = self._read_head()
+
+    def _identify(self, nsid: int) -> NamespaceInfo:
+        found = self._talk(bringup.read_namespace(nsid))
+        if any(found.guid):
+            return found
+        return dataclasses.replace(found, guid=self._talk(bringup.read_uuid(nsid)))
+
+    def _open_view(self) -> None:
+        """Ask for the view, and make it the namespace of this session."""
+        options = self.options
+        part = min(self.controller.max_transfer or _PART, _PART)
+        self.nsid = self._talk(bringup.open_view(options.nsid, options.view, part))
+        try:
+            self.namespace = self._identify(self.nsid)
+        except UsageError as error:
+            raise PeerError(f"the view that the target made is not there: {error}") from error
+
+    def _read_head(self) -> ViewHead:
+        most = min(self.options.max_transfer, self.controller.max_transfer or MIB) // BLOCK * BLOCK
+        reading = bringup.read_view_head(self.nsid, self.namespace, self.options.view, most)
+        return self._converse(self.wires[0], reading)
 
     def _want(self, qid: int, depth: int, cntlid: int = 0xFFFF) -> commands.Connect:
         options = self.options
@@ -266,101 +265,6 @@ class Session:
                 wrapped.close()
                 raise
 
-    def _talk(self, conversation: Generator[bringup.Call, bringup.Answer, _T]) -> _T:
-        assert self._admin is not None
-        return self._converse(self._admin, conversation)
-
-    def _converse(
-        self, wire: Wire, conversation: Generator[bringup.Call, bringup.Answer, _T],
-        *, heed: bool = True,
-    ) -> _T:  # fmt: skip
-        call = next(conversation)
-        while True:
-            if call.pause:
-                self._sleep(call.pause)
-            answer = self._execute(wire, call, heed=heed)
-            try:
-                call = conversation.send(answer)
-            except StopIteration as end:
-                value: _T = end.value
-                return value
-
-    def _execute(self, wire: Wire, call: bringup.Call, *, heed: bool) -> bringup.Answer:
-        queue, data = wire.queue, bytearray(call.reads)
-        queue.submit(
-            call.sqe,
-            into=memoryview(data) if data else None,
-            source=memoryview(call.source) if call.source else None,
-            in_capsule=True,
-            now=time.monotonic(),
-        )
-        self._exchange(wire, lambda: bool(queue.completions), heed=heed)
-        ((_, code, result),) = queue.completions
-        queue.completions.clear()
-        return code, result, bytes(data)
-
-    def _exchange(self, wire: Wire, done: Callable[[], bool], *, heed: bool = True) -> None:
-        """Send and receive until *done*."""
-        wire.send()
-        while not done():
-            events = select.POLLIN | (select.POLLOUT if wire.blocked else 0)
-            if not wire.buffered:
-                self._wait(wire.fd, events, heed=heed)
-            wire.receive(time.monotonic())
-            wire.send()
-
-    def _wait(self, fd: int, events: int, *, heed: bool = True) -> None:
-        """Return when *fd* shows one of *events*; Stopped, or Gone at the deadline."""
-        poll = select.poll()
-        poll.register(fd, events)
-        if heed:
-            poll.register(self._waker.fd, select.POLLIN)
-        while True:
-            left = self._deadline - time.monotonic()
-            if left <= 0:
-                raise Gone(f"{self.address}: no answer from the target")
-            ready = poll.poll(left * 1000 + 1)
-            if heed:
-                self._heed()
-            if any(which == fd for which, _ in ready):
-                return
-
-    def _sleep(self, seconds: float) -> None:
-        """Sleep; Stopped or Gone as soon as this session is over."""
-        poll = select.poll()
-        poll.register(self._waker.fd, select.POLLIN)
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            poll.poll(left * 1000 + 1)
-            self._heed()
-
-    def _idle(self, seconds: float) -> None:
-        """Sleep, and notice when the target closes the admin queue."""
-        admin = self._admin
-        assert admin is not None
-        poll = select.poll()
-        poll.register(self._waker.fd, select.POLLIN)
-        poll.register(admin.fd, select.POLLIN)
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            ready = poll.poll(left * 1000 + 1)
-            self._heed()
-            if any(which == admin.fd for which, _ in ready):
-                admin.receive(time.monotonic())
-
-    def _heed(self) -> None:
-        self._waker.clear()
-        if self._stopping():
-            raise Stopped("closed")
-        if self.reason is not None:
-            raise Gone(str(self.reason))
-
 
 # From options, address, the waker of its thread, and whether the transport is being closed.
 MakeSession = Callable[[Options, Address, Waker, Callable[[], bool]], Session]
-
-
-def _keep_alive() -> Generator[bringup.Call, bringup.Answer, None]:
-    code, _, _ = yield bringup.Call(commands.keep_alive())
-    if code:
-        raise PeerError(f"keep-alive was refused: {describe(code)}")

@@ -5,7 +5,9 @@ the arena, without a copy (nvme_engine.py).  A thread a path connects, keeps ali
 again after a loss (nvme_paths.py, nvme_session.py).
 """
 
+import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from hyades.common.checksum import hardware
 from hyades.common.errors import UsageError
 from hyades.common.layout import BLOCK
 from hyades.common.units import format_size
+from hyades.common.viewspec import ViewHead
 from hyades.proxy.arena import check_arena
 from hyades.proxy.records import completion_words, counter_dict, request_words
 from hyades.proxy.transport import Limits, Records
@@ -62,6 +65,14 @@ class NvmeTcpTransport:
     def nblocks(self) -> int:
         """Whole 4096-byte blocks of the namespace."""
         return self._nblocks
+
+    @property
+    def head(self) -> ViewHead:
+        """The head of the view that this is; UsageError where it is a plain namespace."""
+        head = self._paths.head
+        if head is None:
+            raise UsageError(f"{self._name()} is no view that was asked for")
+        return head
 
     def register(self, arena: NDArray[np.uint8]) -> None:
         """Take the uint8 *arena* that request offsets index."""
@@ -131,8 +142,13 @@ class NvmeTcpTransport:
 
     @property
     def patience(self) -> float:
-        """Seconds after which a request has ended, with Status.LOST if need be."""
+        """Seconds after which a request has ended, with Status.LOST if need be.
+
+        A target may take any time to make a view again, while it shows that it is alive.
+        """
         options = self.options
+        if options.view:
+            return math.inf
         return 2 * STALLED * options.timeout + options.ctrl_loss_timeout
 
     def stats(self) -> dict[str, Any]:
@@ -157,6 +173,7 @@ class NvmeTcpTransport:
         digests = [d for d in ("header", "data") if getattr(options, f"{d}_digest")]
         extras = [f"{' and '.join(digests)} digests"] if digests else []
         extras += ["TLS"] if options.psk is not None else []
+        extras += [self._engine.gone] if self._engine.gone else []
         return ", ".join([
             self._name(),
             f"{format_size(self._nblocks * BLOCK)} in blocks of {info.block_bytes}",
@@ -190,7 +207,8 @@ class NvmeTcpTransport:
     def _name(self) -> str:
         options = self.options
         where = "+".join(map(str, options.addresses))
-        return f"{options.scheme}://{where}/{options.subnqn} ns {options.nsid}"
+        what = "view of ns" if options.view else "ns"
+        return f"{options.scheme}://{where}/{options.subnqn} {what} {options.nsid}"
 
 
 def _path_stats(path: Path, link: Link | None) -> dict[str, Any]:
@@ -207,6 +225,11 @@ def _path_stats(path: Path, link: Link | None) -> dict[str, Any]:
 def open_url(url: Url, *, create: bool, writable: bool) -> NvmeTcpTransport:  # noqa: ARG001
     """Open a namespace, which exists already: *create* means nothing."""
     return NvmeTcpTransport(parse(url), writable=writable)
+
+
+def open_view(url: Url, request: bytes) -> NvmeTcpTransport:
+    """Open the view that *request* asks for of the volume in a namespace."""
+    return NvmeTcpTransport(replace(parse(url), view=request), writable=False)
 
 
 def probe() -> str | None:

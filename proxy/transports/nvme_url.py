@@ -14,7 +14,7 @@ nvme+rdma:// has all but digest, tls and tls_identity.
 import re
 import socket
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyades.common.errors import UsageError
@@ -70,6 +70,7 @@ class Options:
     psk_identity: int = 1  # version
     trust_cache: bool = False
     transport: str = "tcp"
+    view: bytes = field(default=b"", repr=False)  # a request for one of nsid's volume; no URL's
 
     @property
     def scheme(self) -> str:
@@ -78,7 +79,8 @@ class Options:
 
     def place(self, address: Address) -> str:
         """Return the name of the namespace on one path, for messages."""
-        return f"{self.scheme}://{address}/{self.subnqn} ns {self.nsid}"
+        what = "view of ns" if self.view else "ns"
+        return f"{self.scheme}://{address}/{self.subnqn} {what} {self.nsid}"
 
 
 def with_ctrl_loss_timeout(text: str, seconds: float) -> str:

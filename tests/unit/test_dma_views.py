@@ -17,7 +17,7 @@ from hyades.proxy.registry import open_transport
 from hyades.proxy.transports.nvme_discovery import discover
 from hyades.proxy.transports.nvme_dma_session import DmaSession
 from hyades.proxy.transports.nvme_dma_url import parse
-from hyades.proxy.transports.nvme_session import Waker
+from hyades.proxy.transports.nvme_talk import Waker
 from hyades.proxy.urls import Url
 from hyades.target_side.events import ViewClosed
 
