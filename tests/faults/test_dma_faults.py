@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from threading import Timer
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -130,9 +130,9 @@ def paused(tmp_path, **options):
     data = pattern(NBLOCKS * BLOCK, 1)
     path.write_bytes(data.tobytes())
     with dma.TargetProcess(path) as target:
-        device, arena = connect(dma.path_url(target.socket, **{**QUICK, "timeout": 0.5, **options}))
+        device, arena = connect(dma.path_url(target.socket, **{**QUICK, "timeout": 2, **options}))
         assert finish(device, request(Op.READ, 0, 1, 0, 1))[1][0] == 0
-        target.signal(signal.SIGSTOP)
+        target.pause()
         try:
             assert device.submit(request(Op.READ, 9, 1, BLOCK, 2)) == 1
             yield target, device, arena, data
@@ -161,14 +161,22 @@ def test_slots_are_not_used_again_while_a_stuck_target_may_write_to_them(tmp_pat
             wait_for(device, lambda: False)
 
 
+def resume_when_lost(target, device):
+    """Let the target go on once the transport has given its connection up."""
+    deadline = time.monotonic() + 60
+    while not device.stats()["losses"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    target.signal(signal.SIGCONT)
+
+
 @pytest.mark.parametrize("options", WAYS)
 def test_a_target_that_was_stuck_goes_on(tmp_path, options):
     """With zerocopy the host waits until it has let go; else it goes by the new connection."""
     with paused(tmp_path, **options) as (target, device, arena, data):
-        timer = Timer(1.5, target.signal, [signal.SIGCONT])
-        timer.start()
+        waker = Thread(target=resume_when_lost, args=(target, device))
+        waker.start()
         assert wait_for(device, lambda: False)
-        timer.join()
+        waker.join()
         assert np.array_equal(arena[BLOCK : 2 * BLOCK], data[9 * BLOCK : 10 * BLOCK])
         assert device.stats()["losses"] == 1
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import signal
 import subprocess
 import sys
 import time
@@ -131,9 +132,24 @@ class TargetProcess:
         if self._process is not None:
             self._process.send_signal(number)
 
+    def pause(self) -> None:
+        """Stop it as SIGSTOP does, and return when every thread has stopped: that takes a while."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{self._process.pid}/task")
+        deadline = time.monotonic() + 60
+        while any(_state(thread) != "T" for thread in threads.iterdir()):
+            assert time.monotonic() < deadline, "it does not stop"
+            time.sleep(0.001)
+
     def __enter__(self) -> "TargetProcess":
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+def _state(thread: Path) -> str:
+    """Return the state of a thread by its folder in /proc: the letter behind its name."""
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
