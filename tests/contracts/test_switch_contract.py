@@ -1,6 +1,5 @@
 """The contract suite against a device whose transport can be replaced."""
 
-import pytest
 from tests.contracts.transport import TransportContract
 
 from hyades.common.layout import BLOCK
@@ -48,9 +47,7 @@ class TestSwitchThatFallsBack(TransportContract):
         lossy = FaultyTransport(MemTransport(store), plan)
         return SwitchableDevice(lossy, fallback=lambda _: MemTransport(store, max_inflight=20))
 
-    @pytest.mark.parametrize("bad", [])
-    def test_invalid_requests(self, device, arena, bad):
-        """Counts of errors have the request that was lost: see tests/unit/test_switch.py."""
-
+    # Counters have the request that was lost, too: tests/unit/test_switch.py looks at them.
+    test_invalid_requests = None
     test_counters = None
     test_close_reports_what_was_accepted = None  # nothing falls back after close: it is lost
