@@ -308,6 +308,7 @@ def test_the_process_dies_with_its_caller(stand_in, how):
 
 
 def test_no_descriptor_and_no_process_is_left(stand_in):
+    gc.collect()  # what other tests have left would go meanwhile
     before = _descriptors()
     device = stand_in.open()
     arena = arena_for(device, BLOCK)
@@ -317,4 +318,4 @@ def test_no_descriptor_and_no_process_is_left(stand_in):
     assert _state(pid) == "gone"
     del device, arena
     gc.collect()
-    assert _descriptors() == before
+    assert _descriptors() <= before
