@@ -81,7 +81,7 @@ class Log:
 
 @contextlib.contextmanager
 def view_server(
-    path, *views, space=None, memory=64 * MIB, limits=None, threads=1, dma=(), **server
+    path, *views, space=None, memory=64 * MIB, limits=None, threads=1, dma=(), port=0, **server
 ):
     """Serve the volume at *path* as namespace 1, static *views* behind it; give (server, log)."""
     log = Log()
@@ -93,7 +93,7 @@ def view_server(
         nsid, what = parse_view(text)
         spaces[len(spaces) + 1] = service.open_static(spaces[nsid], what)
     target = Server(
-        [Subsystem(NQN, spaces)], [("127.0.0.1", 0)], sink=log, views=service,
+        [Subsystem(NQN, spaces)], [("127.0.0.1", port)], sink=log, views=service,
         limits=Limits(**server), dma=dma,
     )  # fmt: skip
     target.start()
