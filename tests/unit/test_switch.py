@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 from tests.contracts.transport import finish, pattern, request, sweep
+from tests.reference.rig import Rig, store_of
 
 from hyades.common.errors import BackendMissing, UsageError
 from hyades.common.layout import BLOCK, Op, Status
@@ -196,3 +197,34 @@ def sweep_some(device, count):
         if device.poll(completions):
             found.append((int(completions["cookie"][0]), int(completions["status"][0])))
     return found
+
+
+# -- under a proxy
+
+
+def test_a_proxy_goes_on_with_another_transport():
+    """Pages are checked as they land; another thread replaces the transport between passes."""
+    stores = [store_of(128, seed) for seed in range(4)]
+    device = SwitchableDevice(MemTransport(stores[0]))
+    with Rig([device]) as rig:
+        for turn, after in enumerate([*stores[1:], None]):
+            rig.store = stores[turn]
+            assert rig.run(rig.reads(range(64))) == [Status.OK] * 64
+            if after is not None:
+                device.replace(MemTransport(after, max_inflight=7))
+        assert rig.proxy.stats()["devices"][0]["transport"]["bytes_read"] == 4 * 64 * rig.page
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_proxy_whose_device_falls_back(fails):
+    same = store_of(128)
+    fallback = failing if fails else lambda _: MemTransport(same, max_inflight=7)
+    device = SwitchableDevice(lossy(same, after=3), fallback=fallback)
+    with Rig([device], depth=16) as rig:
+        rig.store = same
+        first = rig.run(rig.reads(range(0, 64, 2)))
+        assert rig.run(rig.reads([1, 3])) == [Status.LOST if fails else Status.OK] * 2
+        assert set(first) == ({Status.OK, Status.LOST} if fails else {Status.OK})
+        failures = rig.proxy.failures()
+    assert bool(failures) == fails
+    assert all("no other way" in found.place for found in failures)
