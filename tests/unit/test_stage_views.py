@@ -60,7 +60,7 @@ def land_block(x, weights):
         conv = Conv("c", WIDTH, len(weight), "sum", neighbour=Linear(torch.from_numpy(weight)))
         stride = -(-len(weight) // 16) * 16
         shape = SimpleNamespace(row_width=len(weight), project_first=True, message_stride=stride)
-        inputs = SimpleNamespace(vertex_floats=SimpleNamespace(source=None))
+        inputs = SimpleNamespace(vertex_floats=SimpleNamespace(source=None), columns=None)
         scan = SimpleNamespace(shape=shape, conv=conv, inputs=inputs)
         message = torch.zeros(len(x), stride)
         PassScan._land_messages(scan, x, message, 0)  # type: ignore[arg-type]
