@@ -84,8 +84,8 @@ class Row:
 
     @property
     def compute_s(self) -> float:
-        """Seconds of the computation, median."""
-        return median(self.compute)
+        """Seconds of the computation, median; 0 where it was left out."""
+        return median(self.compute) if self.compute else 0.0
 
     @property
     def total_s(self) -> float:
@@ -186,7 +186,7 @@ def cells(row: Row, base: Row | None) -> list[str]:
     return [
         *head, f"{row.rows:,}", f"{row.prepare_s:.3f}", f"{row.open_s:.3f}",
         f"{row.transfer_s:.3f}",
-        f"{row.compute_s:.3f}", f"{row.total_s:.3f}", wire, *ratio,
+        f"{row.compute_s:.3f}" if row.compute else "-", f"{row.total_s:.3f}", wire, *ratio,
         f"{median(row.refresh):.3f}" if row.refresh else "-",
     ]  # fmt: skip
 

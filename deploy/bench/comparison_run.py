@@ -192,6 +192,9 @@ class Comparison:
     def _measure(self, transport: str, rows: Sequence[Row]) -> None:
         requests = {row.case.key: self._request(row.case) for row in rows}
         with self._target(transport) as (url, metrics, link):
+            for row in rows if transport == "nvme+tcp" else ():
+                note = "" if link is None else link.note
+                row.link = "loopback" if link is None else ", ".join(filter(None, (row.link, note)))
             wanted = [Wanted(str(key), data) for key, data in requests.items()]
             count = f"{len(wanted)} readings, {self._plan.turns} turns"
             self._progress(f"{self._subject.shape.name}: {transport}, {count}")
@@ -238,10 +241,8 @@ class Comparison:
         volume, plan = self._subject.volume, self._plan
         with ExitStack() as stack:
             options = ["--read-only", "--stage-memory", "1GiB", "--metrics"]
-            if transport == "nvme+tcp" and (plan.speed.rate is not None or probe() is None):
+            if transport == "nvme+tcp" and (plan.speed != Speed() or probe() is None):
                 link = stack.enter_context(joined(plan.speed))
-                if link.note:
-                    self._progress(link.note)
                 metrics, listen = f"{TARGET}:{_METRICS}", f"{TARGET}:{_PORT}"
                 stack.enter_context(
                     served(volume, [*options, metrics, "--allow-any-host"], listen=listen,
@@ -328,6 +329,6 @@ def _require(measured: Any) -> None:
 
 
 def fill_compute(rows: Sequence[Row], seconds: dict[tuple[Fanouts, bool], list[float]]) -> None:
-    """Put the seconds of the computation into every row."""
+    """Put the seconds of the computation, where it was timed, into every row."""
     for row in rows:
-        row.compute = seconds[row.case.fanouts, row.case.root]
+        row.compute = seconds.get((row.case.fanouts, row.case.root), [])

@@ -124,6 +124,9 @@ def write_results(results: Results, out: Path) -> tuple[str, str]:
 @click.option("--link", metavar="RATE", help="Of nvme+tcp, such as 1gbit; default: unshaped.")
 @click.option("--delay", default=0.0, show_default=True, help="Milliseconds, each way.")
 @click.option("--rdma", metavar="HOST", help="Address of this machine with an RDMA device.")
+@click.option(
+    "--compute/--no-compute", default=True, help="Refresh in memory; without, totals lack it."
+)
 @click.option("--refresh", is_flag=True, help="Refresh over each transport, too: takes long.")
 @click.option("--depth", default=8, show_default=True, type=click.IntRange(min=1))
 @click.option("--memory", default="2GiB", show_default=True, help="Of a refresh.")
@@ -163,7 +166,7 @@ def command(**options: Any) -> None:
         fanouts = parse_fanouts(options["fanouts"], subject.shape.name)
         cases = make_cases(fanouts, encodings, project=options["project"])
         comparison = Comparison(subject, plan, report_progress)
-        seconds = comparison.compute(cases)
+        seconds = comparison.compute(cases) if options["compute"] else {}
         fetched += comparison.fetched(cases)
         for name in names:
             found = comparison.rows(name, cases)
