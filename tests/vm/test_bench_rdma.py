@@ -28,7 +28,7 @@ def test_rows_over_rdma(machine: Machine) -> None:
     here = [sys.executable, *_BENCH, "--only", "dma", "--out", out]
     subprocess.run(here, cwd=ROOT, env=os.environ | env, check=True, timeout=250)
     there = f"{sys.executable} {' '.join(_BENCH)} --only nvme+rdma --rdma {rdma.HOST} --out {out}"
-    machine.run(there, timeout=500, **env)
+    machine.run(there, timeout=500, check=True, **env)
     rows = json.loads((machine.folder / "bench" / "transports.json").read_text())["rows"]
     assert {row["transport"] for row in rows} == {"nvme+rdma"}
     assert not any(row["reason"] for row in rows)
