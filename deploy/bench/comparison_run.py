@@ -67,6 +67,7 @@ class Subject:
     shape: Shape
     volume: Path
     files: GraphFiles | None = None  # None: the volume was there before
+    source: str = "features"  # the object that is read
 
     def model(self, fanouts: Fanouts, hidden: int, *, root: bool = False) -> ModelSpec:
         """Return GraphSAGE with as many layers as *fanouts*, without weights for own rows."""
@@ -89,13 +90,16 @@ def prepare(shape: Shape, work: Path, progress: Callable[[str], None]) -> Subjec
 
 
 def existing(path: Path, classes: int) -> Subject:
-    """Return what the volume at *path* holds; UsageError where it has no features."""
+    """Return what the volume at *path* holds; UsageError where it has no float32 features."""
     with Volume.open(FileBlocks(path, writable=False)) as volume:
         graph = volume.catalog.graph
         if graph is None or graph.features not in volume.catalog.objects:
             raise UsageError(f"{path} holds no graph with features: run `hyades ingest` first")
-        width = volume.object(graph.features).width
-        return Subject(Shape(path.stem, graph.vertices, graph.edges, width, classes), path)
+        info = volume.object(graph.features)
+        if info.dtype != "float32":
+            raise UsageError(f"{path}: its features are {info.dtype}; the baseline is float32")
+        shape = Shape(path.stem, graph.vertices, graph.edges, info.width, classes)
+        return Subject(shape, path, source=info.name)
 
 
 class Comparison:
@@ -222,7 +226,9 @@ class Comparison:
         if case.projected:
             made = make_weights(self._subject.model(case.fanouts, self._plan.hidden))
             weights = [made["0.neighbour"]]
-        return build_request(ViewRequest("features", case.encoding, sample=sample), weights)
+        return build_request(
+            ViewRequest(self._subject.source, case.encoding, sample=sample), weights
+        )
 
     def _predict(self, key: tuple[int, str, int, bool]) -> int:
         """Return how many rows the rule of sampling leaves; -1 where that is not known here."""
@@ -271,8 +277,8 @@ class Comparison:
             path, result = Path(folder, "spec.json"), Path(folder, "result.json")
             names = () if link is None else (link.target, link.host)
             spec = Spec(
-                url, "features", wanted, self._plan.depth, self._plan.turns, metrics, names,
-                str(result),
+                url, self._subject.source, wanted, self._plan.depth, self._plan.turns, metrics,
+                names, str(result),
             )  # fmt: skip
             path.write_bytes(msgspec.json.encode(spec))
             command = [*_READER, str(path)]

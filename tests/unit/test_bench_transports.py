@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -19,10 +20,13 @@ from hyades.deploy.bench.comparison_page import (
     table_2,
     table_4_5,
 )
-from hyades.deploy.bench.comparison_run import fanout_option, why_not
+from hyades.deploy.bench.comparison_run import existing, fanout_option, stage_option, why_not
+from hyades.deploy.bench.graphs import GraphSpec, write_graph
 from hyades.deploy.bench.rows_reader import Reading
+from hyades.deploy.bench.shapes import Shape
 from hyades.deploy.bench.transports import command as transports
 from hyades.deploy.bench.transports import parse_fanouts
+from hyades.deploy.ingest.api import ingest
 
 RAW = ((-1, -1), "float32", False, False, False)
 
@@ -179,6 +183,8 @@ def test_fanouts() -> None:
     assert parse_fanouts([], "g") == [(25, 10), (10, 10), (-1,), (2, 2)]
     assert fanout_option((25, 10)) == ["--fanout", "10,25"]
     assert fanout_option((-1, -1)) == []
+    assert stage_option(Case((2, 2), "int8", True, True)) == ["--stage", "sample,project,int8"]
+    assert stage_option(Case((2, 2))) == []
     for wrong in ("", "0", "a", "3,-2", "3,,2"):
         with pytest.raises(UsageError, match="--fanout"):
             parse_fanouts([wrong], "mag")
@@ -199,3 +205,21 @@ def test_what_cannot_be_meant(arguments: list[str], said: str, tmp_path: Path) -
         CliRunner().invoke(
             transports, [*arguments, "--out", str(tmp_path)], catch_exceptions=False
         )  # fmt: skip
+
+
+def test_a_volume_of_ones_own_is_asked_for_what_it_has(tmp_path: Path) -> None:
+    files = write_graph(GraphSpec(200, 3, 8), tmp_path / "graph")
+    edges = str(files.indptr), str(files.indices)
+    ingest(tmp_path / "g.vol", edges=edges, features=str(files.features))
+    subject = existing(tmp_path / "g.vol", 5)
+    assert subject.shape == Shape("g", 200, subject.shape.edges, 8, 5)
+    assert subject.model((25, 10), 16).widths == (8, 16, 5)
+    assert subject.model((-1,), 16).widths == (8, 5)
+    half = tmp_path / "half.npy"
+    np.save(half, np.load(files.features).astype(np.float16))
+    ingest(tmp_path / "half.vol", edges=edges, features=str(half))
+    with pytest.raises(UsageError, match="features are float16; the baseline is float32"):
+        existing(tmp_path / "half.vol", 5)
+    ingest(tmp_path / "bare.vol", edges=edges)
+    with pytest.raises(UsageError, match="no graph with features"):
+        existing(tmp_path / "bare.vol", 5)
