@@ -98,7 +98,8 @@ def existing(path: Path, classes: int) -> Subject:
         info = volume.object(graph.features)
         if info.dtype != "float32":
             raise UsageError(f"{path}: its features are {info.dtype}; the baseline is float32")
-        shape = Shape(path.stem, graph.vertices, graph.edges, info.width, classes)
+        edges = graph.edges + graph.loops
+        shape = Shape(path.stem, graph.vertices, edges, info.width, classes)
         return Subject(shape, path, source=info.name)
 
 
