@@ -1,4 +1,4 @@
-"""The transport contract over RDMA: tests/contracts/test_rdma_transport.py in the guest."""
+"""The transport contract, and views, over RDMA: files of tests/contracts in the guest."""
 
 import pytest
 from tests.vm import rdma
@@ -14,5 +14,12 @@ def test_the_contract_suite(machine: Machine) -> None:
     last = rdma.run_tests(
         machine, "tests/contracts/test_rdma_transport.py", "-k", _SOME, timeout=500
     )
+    assert "passed" in last
+    assert "skipped" not in last
+
+
+def test_views_that_a_host_asks_for(machine: Machine) -> None:
+    rdma.prepare(machine)
+    last = rdma.run_tests(machine, "tests/contracts/test_rdma_views.py", timeout=500)
     assert "passed" in last
     assert "skipped" not in last
