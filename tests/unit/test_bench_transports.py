@@ -1,6 +1,7 @@
 """hyades bench transports at toy size, its tables, and its page."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def test_a_link_counts_what_it_carries(tmp_path: Path) -> None:
         payload = row["readings"][0]["payload"]
         assert row["wire_counted"]
         assert payload < row["wire"] < 1.2 * payload
-    assert not list(Path("/run/netns").glob("hyades-link-*"))
+    assert not list(Path("/run/netns").glob(f"hyades-link-*-{os.getpid()}"))
 
 
 def reading(seconds: float, payload: int = 1000, rows: int = 10) -> Reading:
