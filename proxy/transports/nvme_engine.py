@@ -163,7 +163,7 @@ class NvmeEngine:
         since, limit = self._down_since, self.options.ctrl_loss_timeout
         if self._paths.refused():
             self._give_up("the view is gone")
-        elif since is not None and now - max(since, self._paths.heard_at()) > limit:
+        elif since is not None and now - max(since, self._paths.alive_until()) > limit:
             self._give_up(f"no path for {limit:g} s")
 
     def _trouble(self, link: Link, now: float) -> PeerError | None:

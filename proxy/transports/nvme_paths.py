@@ -192,10 +192,12 @@ class Paths:
             for path in self.paths
         )
 
-    def heard_at(self) -> float:
-        """Return the last sign of life of a target that is making a view now; 0: none is."""
+    def alive_until(self) -> float:
+        """Return by when a target that is making a view owes a sign of life; 0: none makes one."""
         sessions = [path.session for path in self.paths]
-        return max((s.heard_at for s in sessions if s is not None and s.reason is None), default=0)
+        return max(
+            (s.alive_until for s in sessions if s is not None and s.reason is None), default=0.0
+        )
 
     def offer(self, path: Path, session: Session) -> None:
         """Hand *session* to the transport."""

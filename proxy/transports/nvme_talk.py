@@ -57,7 +57,7 @@ class Talker:
     ) -> None:
         self.options, self.address = options, address
         self.reason: HyadesError | None = None  # why the session is over
-        self.heard_at = 0.0  # last sign of life while a slow command was out
+        self.alive_until = 0.0  # by when a target with a slow command owes a sign of life
         self._waker, self._stopping = waker, stopping
         self._admin: Wire | None = None
         self._deadline = 0.0
@@ -130,9 +130,8 @@ class Talker:
             self._deadline = now + patience
             beat = wire.queue.submit(commands.keep_alive(), now=now)
             self._exchange(wire, partial(self._beaten, wire, beat))
-            self.heard_at = time.monotonic()
-        self.heard_at = time.monotonic()
-        self._deadline = self.heard_at + options.timeout
+            self.alive_until = now + patience / 2 + patience
+        self.alive_until = self._deadline = time.monotonic() + options.timeout
 
     @staticmethod
     def _beaten(wire: Wire, cid: int) -> bool:

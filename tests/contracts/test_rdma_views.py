@@ -55,7 +55,7 @@ def test_a_view_that_takes_longer_than_any_timeout(server, path, monkeypatch):
 
     monkeypatch.setattr(ViewService, "_make", held)
     monkeypatch.setattr(nvme_talk, "check_alive", counted)
-    url = rdma.url(server, kato=2, timeout=2)
+    url = rdma.url(server, kato=6, timeout=6)
     asking = threading.Thread(target=lambda: found.append(open_view(url, build_request(SAMPLED))))
     asking.start()
     await_that(lambda: len(beats) >= 4, "the target is not kept alive")
