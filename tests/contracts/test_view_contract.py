@@ -15,8 +15,10 @@ from tests.reference.stage import make_volume, random_edges
 from tests.reference.view_host import made_here, view_server
 
 from hyades.common.blocks import MemoryBlocks
-from hyades.common.errors import UsageError
+from hyades.common.errors import BackendMissing, UsageError
 from hyades.common.layout import BLOCK, Op, Status
+from hyades.common.nvme.psk import Keyring, Psk
+from hyades.common.nvme.tls import probe as probe_tls
 from hyades.common.nvme.vendor import ViewRequest, build_request
 from hyades.common.units import KIB
 from hyades.deploy.local_stage import open_local_view
@@ -52,10 +54,13 @@ class ViewContract(TransportContract):
     options: dict = {}  # noqa: RUF012
 
     @pytest.fixture(autouse=True)
-    def server(self, path):
+    def server(self, path, tmp_path):
         self._path, self._socket = path, dma.socket_path()
-        with view_server(path, dma=[self._socket]) as (self._server, _):
+        with view_server(path, dma=[self._socket], keys=self.keys(tmp_path)) as (self._server, _):
             yield
+
+    def keys(self, folder):
+        return None
 
     def url(self, **options):
         return nvme.url(self._server, **self.options, **options)
@@ -127,6 +132,20 @@ class TestTcp(ViewContract):
 
 class TestTcpDigests(ViewContract):
     options = {"digest": "header,data", "queues": 1, "depth": 4}  # noqa: RUF012
+
+
+class TestTlsView(ViewContract):
+    def keys(self, folder):
+        try:
+            probe_tls()
+        except BackendMissing as missing:
+            pytest.skip(str(missing))
+        psk = Psk(bytes(range(32)), 1, "test")
+        key = folder / "key"
+        key.write_text(psk.interchange())
+        key.chmod(0o600)
+        self.options = {"tls": key}
+        return Keyring([psk])
 
 
 class TestDmaView(ViewContract):

@@ -82,7 +82,7 @@ class Log:
 @contextlib.contextmanager
 def view_server(
     path, *views, space=None, memory=64 * MIB, limits=None, threads=1, dma=(), rdma=(), port=0,
-    **server,
+    keys=None, **server,
 ):  # fmt: skip
     """Serve the volume at *path* as namespace 1, static *views* behind it; give (server, log)."""
     log = Log()
@@ -95,7 +95,7 @@ def view_server(
         spaces[len(spaces) + 1] = service.open_static(spaces[nsid], what)
     target = Server(
         [Subsystem(NQN, spaces)], [("127.0.0.1", port)], sink=log, views=service,
-        limits=Limits(**server), dma=dma, rdma=rdma,
+        limits=Limits(**server), dma=dma, rdma=rdma, keys=keys,
     )  # fmt: skip
     target.start()
     try:
