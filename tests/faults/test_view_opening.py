@@ -194,7 +194,7 @@ def test_closing_does_not_wait_for_a_view(serve, opened, held):
 def test_a_target_that_keeps_silent_meanwhile(serve, opened, held, monkeypatch):
     monkeypatch.setattr(nvme_talk.Talker, "_beaten", staticmethod(lambda wire, cid: False))
     server, *_ = serve()
-    with pytest.raises(PeerError, match="no answer from the target|the target closed the connection"):
+    with pytest.raises(PeerError, match=r"no answer from|closed the connection"):
         opened(server, kato=1, timeout=1)
 
 
