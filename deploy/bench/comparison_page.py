@@ -154,9 +154,9 @@ def table_2(rows: Sequence[Row]) -> Sheet:
         base = base_of(ours, rows) if ours is not None else None
         mine = [_MISSING, _MISSING]
         if ours is not None and base is not None:
-            mine = [
-                f"{base.transfer_s / ours.transfer_s:.2f}", f"{base.total_s / ours.total_s:.2f}"
-            ]  # fmt: skip
+            mine[0] = f"{base.transfer_s / ours.transfer_s:.2f}"
+            if ours.compute and base.compute:
+                mine[1] = f"{base.total_s / ours.total_s:.2f}"
         lines.append([
             cell.dataset, cell.mechanism, fanout_text(cell.fanouts),
             f"{cell.transfer_speedup:.2f}", mine[0], f"{cell.total_speedup:.2f}", mine[1],
@@ -198,11 +198,11 @@ def table_4_5(rows: Sequence[Row]) -> Sheet:
         full, half = _ours(*where, "float32"), _ours(*where, "float16")
         mine = [_MISSING] * 4
         if full is not None and half is not None:
-            mine = [
-                f"{full.transfer_s:.3f} / {half.transfer_s:.3f}",
-                f"{full.transfer_s / half.transfer_s:.2f}",
-                f"{full.total_s:.3f} / {half.total_s:.3f}", f"{full.total_s / half.total_s:.2f}",
-            ]  # fmt: skip
+            mine[0] = f"{full.transfer_s:.3f} / {half.transfer_s:.3f}"
+            mine[1] = f"{full.transfer_s / half.transfer_s:.2f}"
+            if full.compute and half.compute:
+                mine[2] = f"{full.total_s:.3f} / {half.total_s:.3f}"
+                mine[3] = f"{full.total_s / half.total_s:.2f}"
         lines.append([
             line.dataset, line.mechanism, fanout_text(line.fanouts),
             f"{line.transfer32:g} / {line.transfer16:g}", mine[0],
