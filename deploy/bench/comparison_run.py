@@ -235,8 +235,10 @@ class Comparison:
         """Return how many rows the rule of sampling leaves; -1 where that is not known here."""
         fanout, _, _, root = key
         files = self._subject.files
-        if not fanout or root or files is None:
+        if not fanout or root:
             return self._subject.shape.vertices
+        if files is None:
+            return -1
         indptr, indices = np.load(files.indptr, mmap_mode="r"), np.load(files.indices)
         needed = np.zeros(self._subject.shape.vertices, np.bool_)
         mark_kept(np.ascontiguousarray(indptr), indices, fanout, SEED, needed)
@@ -315,13 +317,28 @@ def stage_option(case: Case) -> list[str]:
 
 @jit
 def mark_kept(indptr: Any, indices: Any, fanout: Any, seed: Any, needed: Any) -> None:
-    """Set *needed* of every source of an edge that layer 0 keeps."""
+    """Set *needed* of every source of an edge that layer 0 keeps.
+
+    In a volume a vertex's self loops come behind its other in-edges, so their ranks do, too.
+    """
     for vertex in range(indptr.size - 1):
-        first, degree = indptr[vertex], indptr[vertex + 1] - indptr[vertex]
-        key = sample_key(seed, 0, vertex)
-        for rank in range(degree):
-            if keeps(key, rank, degree, fanout):
-                needed[indices[first + rank]] = True
+        first, stop = indptr[vertex], indptr[vertex + 1]
+        degree, key = stop - first, sample_key(seed, 0, vertex)
+        loop = degree
+        for at in range(first, stop):
+            if indices[at] == vertex:
+                loop -= 1
+        rank = 0
+        for at in range(first, stop):
+            source = indices[at]
+            if source == vertex:
+                kept = keeps(key, loop, degree, fanout)
+                loop += 1
+            else:
+                kept = keeps(key, rank, degree, fanout)
+                rank += 1
+            if kept:
+                needed[source] = True
 
 
 def _free_port() -> int:

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from hyades.common.blocks import FileBlocks
 from hyades.common.errors import UsageError
+from hyades.common.viewspec import SampleSpec
+from hyades.common.volume import Volume
 from hyades.deploy.bench import link
 from hyades.deploy.bench.comparison import Case, Fetched, Row, base_of, make_cases
 from hyades.deploy.bench.comparison_page import (
@@ -21,13 +24,20 @@ from hyades.deploy.bench.comparison_page import (
     table_2,
     table_4_5,
 )
-from hyades.deploy.bench.comparison_run import existing, fanout_option, stage_option, why_not
+from hyades.deploy.bench.comparison_run import (
+    existing,
+    fanout_option,
+    mark_kept,
+    stage_option,
+    why_not,
+)
 from hyades.deploy.bench.graphs import GraphSpec, write_graph
 from hyades.deploy.bench.rows_reader import Reading
 from hyades.deploy.bench.shapes import Shape
 from hyades.deploy.bench.transports import command as transports
 from hyades.deploy.bench.transports import parse_fanouts
 from hyades.deploy.ingest.api import ingest
+from hyades.target_side.stage.viewpages import open_volume_view
 
 RAW = ((-1, -1), "float32", False, False, False)
 
@@ -214,6 +224,23 @@ def test_what_cannot_be_meant(arguments: list[str], said: str, tmp_path: Path) -
         CliRunner().invoke(
             transports, [*arguments, "--out", str(tmp_path)], catch_exceptions=False
         )  # fmt: skip
+
+
+def test_the_rule_counts_the_rows_that_a_view_has(tmp_path: Path) -> None:
+    """A small dense graph has many self loops and parallel edges."""
+    files = write_graph(GraphSpec(300, 9, 4, shuffled=True), tmp_path / "graph")
+    edges = str(files.indptr), str(files.indices)
+    ingest(tmp_path / "g.vol", edges=edges, features=str(files.features))
+    indptr, indices = np.load(files.indptr), np.load(files.indices)
+    assert np.any(indices == np.repeat(np.arange(300), np.diff(indptr)))
+    with Volume.open(FileBlocks(tmp_path / "g.vol", writable=False)) as volume:
+        for fanout in (1, 2, 5, 9, 1000):
+            sample = SampleSpec(fanout, 3, 0, ((0, 1),), "loops")
+            view = open_volume_view(volume, "features", encoding="float32", sample=sample)
+            needed = np.zeros(300, np.bool_)
+            mark_kept(indptr, indices, fanout, 3, needed)
+            assert int(needed.sum()) == int(view.head.counts.sum())
+            view.close()
 
 
 def test_a_volume_of_ones_own_is_asked_for_what_it_has(tmp_path: Path) -> None:
