@@ -117,6 +117,19 @@ def test_a_link_counts_what_it_carries(tmp_path: Path) -> None:
     assert not list(Path("/run/netns").glob(f"hyades-link-*-{os.getpid()}"))
 
 
+@pytest.mark.slow
+def test_a_refresh_over_the_transport(tmp_path: Path) -> None:
+    rows = run(tmp_path, "--only", "dma", "--fanout", "-1,-1", "--no-project", "--no-compute",
+               "--type", "float32", "--refresh")  # fmt: skip
+    (row,) = rows.values()
+    assert len(row["refresh"]) == 1
+    assert row["refresh"][0] > 0
+    assert row["compute"] == []
+    assert {path.name for path in (tmp_path / "work").iterdir()} == {
+        "graphs", "volumes", "weights"
+    }  # fmt: skip
+
+
 def reading(seconds: float, payload: int = 1000, rows: int = 10) -> Reading:
     """Return a reading of that many seconds."""
     return Reading(0.5, seconds, rows, payload, -1, -1, {"sample": 0.25, "read": 9.0})
