@@ -15,8 +15,8 @@ Rules:
    anybody knows: whoever executes it refuses it.
 6. Whatever the host may not do raises Violation and closes the queue: see dma_memory.py, rule 2.
    What a host can make us hold is bounded by the entries of the ring.
-7. No I/O and no clock.
-Must stay in sync: dma_host.py is the other end; the interface is that of target.TargetQueue.
+7. The rules of memory_target.py.
+Must stay in sync: dma_host.py is the other end.
 """
 
 from dataclasses import dataclass
@@ -26,11 +26,15 @@ from hyades.common.nvme import dma
 from hyades.common.nvme.commands import Command
 from hyades.common.nvme.dma import HEADER, SLOTS
 from hyades.common.nvme.dma_memory import QueueMemory
-from hyades.common.nvme.layout import CONNECT_BYTES, CQE, FABRICS, Admin, Fabrics, Opcode, Sgl
+from hyades.common.nvme.layout import CONNECT_BYTES, FABRICS, Opcode, Sgl
+from hyades.common.nvme.memory_target import (
+    UNKNOWN_SGL,
+    MemoryTargetQueue,
+    OpenCommand,
+    is_connect,
+)
 from hyades.common.nvme.pdu import Violation
 from hyades.common.nvme.target import Payload
-
-_UNKNOWN_SGL = 0xF0  # what no command may have: refused by whoever executes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,59 +75,41 @@ class Chunk:
 Work = Answer | Push | Pull
 
 
-@dataclass(slots=True)
-class _Open:
+@dataclass(slots=True, kw_only=True)
+class _Open(OpenCommand):
     """A command that is out, and its data."""
 
     cid: int
     packet: int
-    nbytes: int = 0
     at: int | None = None  # in the arena
     into: memoryview | None = None  # of a write that is not direct
     asked: int = 0  # bytes of chunks that were given out
     chunk: int = 0
     moved: int = 0  # bytes
-    pulling: bool = False
     connect: Command | None = None
 
 
-class DmaTargetQueue:
+class DmaTargetQueue(MemoryTargetQueue[_Open, Work]):
     """One queue; see the module."""
 
     def __init__(self, memory: QueueMemory, chunk_bytes: int, *, depth: int) -> None:
         """Take *depth* commands at a time, fewer than the rings have entries."""
-        self.closed = False
-        self.commands: list[tuple[Command, memoryview | None, bool]] = []
-        self.arrived: list[tuple[int, bool]] = []
-        self.superseded: list[int] = []  # as in target.py, rule 7
-        self.depth, self.qid = min(depth, memory.shape.entries - 1), 0
-        self.digests = 0  # nothing is added to memory
-        self.last_heard = 0.0
+        super().__init__(min(depth, memory.shape.entries - 1))
         self.arena_bytes = 0  # the host's arena, once it is mapped
         self.chunk_bytes = chunk_bytes
         self.news = False  # something was published: the host may sleep
         self._memory, self._buffers = memory, memory.shape.buffers
-        self._flow_control, self._sqhd = True, 0
-        self._open: dict[int, _Open] = {}
         self._packets: dict[int, _Open] = {}  # writes whose chunks are due
-        self._events: set[int] = set()  # Asynchronous Event Requests among them
-        self._out: list[Work] = []
         self._taken = 0  # commands
         self._tail = self._head = 0  # completions: written, known to be taken
         self._filled = self._next = self._emptied = 0  # buffers to the target
         self._early: set[int] = set()  # positions that are empty, behind one that is not
         self._reserved = self._sent = self._free = 0  # buffers to the host; emptied
 
-    @property
-    def outstanding(self) -> int:
-        """Commands that are out."""
-        return len(self._open)
-
     def configure(self, qid: int, depth: int, *, flow_control: bool) -> None:
         """Take what Connect asked for, as far as the rings go."""
-        self.qid, self._flow_control = qid, flow_control
+        super().configure(qid, depth, flow_control=flow_control)
         self.depth = min(depth, self._memory.shape.entries)
-        self._sqhd = 1 % depth
 
     def advance(self, now: float = 0.0) -> bool:
         """Take the commands that are there; return whether there were any.  Raises Violation."""
@@ -182,49 +168,10 @@ class DmaTargetQueue:
         else:
             self._out.append(Pull(cid, into, found.at))
 
-    def send_data(
-        self, cid: int, payload: Payload | memoryview, *, success: bool, answer: bool = True
-    ) -> None:
-        """Send all the data of a read, and its completion unless *answer* is false.
-
-        *success* means nothing here: every command has a completion.
-        """
-        del success
-        if self.closed:
-            return
-        found = self._check_out(cid, payload.nbytes)
-        self._out.append(Push(payload, found.packet, found.at))
-        if answer:
-            self.complete(cid)
-
-    def complete(self, cid: int, status: int = 0, result: int = 0) -> None:
-        """Answer a command with a status code (status.py) and a result."""
-        if self.closed:
-            return
-        found = self._open.get(cid)
-        if found is None or found.pulling:
-            raise UsageError(f"command {cid} cannot be answered now: not out, or its data is due")
-        del self._open[cid]
-        self._packets.pop(found.packet, None)
-        self._events.discard(cid)
-        head = self._sqhd if self._flow_control else 0xFFFF
-        self._out.append(Answer(CQE.pack(result, head, self.qid, cid, status << 1)))
-
-    def abandon(self, cid: int) -> bool:
-        """Return whether *cid* is out: whoever executes it decides whether it can be stopped."""
-        return cid in self._open
-
-    def take_output(self) -> list[Work]:
-        """Return and forget what is to be done, in order."""
-        out, self._out = self._out, []
-        return out
-
     def close(self) -> None:
         """Forget the memory."""
-        self.closed, self._out = True, []
-        self._open.clear()
+        super().close()
         self._packets.clear()
-        self._events.clear()
 
     # -- what whoever does the work calls
 
@@ -303,21 +250,11 @@ class DmaTargetQueue:
         return found
 
     def _take(self, command: Command, packet: int) -> None:
-        if command.cid in self._events:
-            self._events.discard(command.cid)
-            self.superseded.append(command.cid)
-        elif command.cid in self._open:
-            raise Violation(f"command id {command.cid} is in use")
-        if command.opcode == Admin.ASYNC_EVENT and not self.qid:
-            self._events.add(command.cid)
-        if len(self._open) >= self.depth:
-            raise Violation(f"command {self.depth + 1} on a queue of {self.depth}")
-        if self._flow_control:
-            self._sqhd = (self._sqhd + 1) % self.depth
-        found = self._open[command.cid] = _Open(command.cid, packet)
+        self._admit(command)
+        found = self._open[command.cid] = _Open(cid=command.cid, packet=packet)
         if command.sgl == SLOTS and command.sgl_bytes:
             if command.sgl_at + command.sgl_bytes > self.arena_bytes:
-                command.sgl = _UNKNOWN_SGL
+                command.sgl = UNKNOWN_SGL
             else:
                 found.at, found.nbytes = command.sgl_at, command.sgl_bytes
                 command.sgl, command.sgl_at = Sgl.TRANSPORT, 0
@@ -326,8 +263,8 @@ class DmaTargetQueue:
             if _sends(command) and found.nbytes:
                 self._packets[packet] = found
         else:
-            command.sgl = _UNKNOWN_SGL
-        if _is_connect(command) and packet in self._packets and found.nbytes == CONNECT_BYTES:
+            command.sgl = UNKNOWN_SGL
+        if is_connect(command) and packet in self._packets and found.nbytes == CONNECT_BYTES:
             found.connect, found.pulling = command, True
             found.into = memoryview(bytearray(CONNECT_BYTES))
             return
@@ -373,20 +310,15 @@ class DmaTargetQueue:
         else:
             self.arrived.append((found.cid, True))
 
-    def _check_out(self, cid: int, nbytes: int) -> _Open:
-        """Return a command that is out and may move *nbytes* now."""
-        found = self._open.get(cid)
-        if found is None or found.pulling or not 0 < nbytes <= found.nbytes:
-            named = None if found is None else found.nbytes
-            raise UsageError(f"command {cid} cannot move {nbytes} bytes now: its SGL has {named}")
-        return found
+    def _push(self, payload: Payload | memoryview, found: _Open) -> Push:
+        return Push(payload, found.packet, found.at)
+
+    def _answer(self, entry: bytes, found: _Open) -> Answer:
+        self._packets.pop(found.packet, None)
+        return Answer(entry)
 
 
 def _sends(command: Command) -> bool:
     """Return whether the data of a command goes to the controller: bits 0 and 1 of the opcode."""
     code = command.fctype if command.opcode == FABRICS else command.opcode
     return bool(code & Opcode.WRITE)
-
-
-def _is_connect(command: Command) -> bool:
-    return bool(command.opcode == FABRICS and command.fctype == Fabrics.CONNECT)
