@@ -11,7 +11,7 @@ Rules:
 Source: NVM Express Base Specification 2.0, sections 3.3.3 (Connect), 3.9 (keep alive).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hyades.common.nvme.commands import Connect
 from hyades.common.nvme.layout import ANY_CONTROLLER, DISCOVERY_NQN
@@ -38,6 +38,14 @@ class Target:
         self.controllers: dict[int, Controller] = {}
         self._next = first_controller
         self._retired: list[Namespace] = []
+
+    def memories(self) -> Iterator[memoryview]:
+        """Give the namespaces that are memory, whole: a device may read and write them itself."""
+        for subsystem in self.subsystems.values():
+            for namespace in subsystem.namespaces.values():
+                memory = namespace.view(0, namespace.blocks * namespace.block_bytes)
+                if memory is not None:
+                    yield memory
 
     def connect(self, want: Connect, link: Link, now: float) -> tuple[Controller | None, Reply]:
         """Take or refuse a queue; the answer goes back in either case."""

@@ -75,11 +75,8 @@ class DmaListener:
 
     def _pool(self, service: Service) -> DmaPool:
         """Return a pool whose buffers the device knows; namespaces in memory it then knows too."""
-        for subsystem in service.target.subsystems.values():
-            for namespace in subsystem.namespaces.values():
-                memory = namespace.view(0, namespace.blocks * namespace.block_bytes)
-                if memory is not None:
-                    self._device.register(address_of(memory), memory.nbytes)
+        for memory in service.target.memories():
+            self._device.register(address_of(memory), memory.nbytes)
         return DmaPool(service.limits.buffers, self._device)
 
     def _run(self) -> None:

@@ -9,9 +9,8 @@ Rules:
    (buffers of DmaPool, namespaces in memory); other memory, which only admin commands have, is
    copied by the CPU.
 4. A copy that fails ends the connection: DeviceLost.
-5. A buffer in the queue goes back to the pool when what stands before it has been retired; after
-   the engine is closed, `abandon` gives back those that are left.
-The interface is that of output.Output.
+5. The rule of memory_output.py, where done is retired; `abandon` gives back the buffers that are
+   left, after the engine is closed.
 """
 
 import ctypes
@@ -19,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 
 import numpy as np
 
@@ -27,7 +25,7 @@ from hyades.common.dma.engine import COPY, DONE, Device, Engine
 from hyades.common.errors import DeviceLost
 from hyades.common.nvme.dma_target import Answer, Chunk, DmaTargetQueue, Pull, Push, Work
 from hyades.common.rdma.device import address_of
-from hyades.target_side.namespaces import FileRange
+from hyades.target_side.memory_output import MemoryOutput
 from hyades.target_side.pool import Buffer, BufferPool
 
 _REPORTS = 64
@@ -70,27 +68,20 @@ class _Item:
     chunk: int = 0
 
 
-class DmaOutput:
+class DmaOutput(MemoryOutput[_Item]):
     """See the module."""
 
     def __init__(
         self, queue: DmaTargetQueue, pool: BufferPool, device: Device, engine: Engine
     ) -> None:
-        self.nbytes = 0  # not begun yet
-        self.moved = 0  # bytes that are through
+        super().__init__(pool)
         self.arena = memoryview(b"")  # the host's
-        self._queue, self._pool, self._device, self._engine = queue, pool, device, engine
-        self._items: deque[_Item] = deque()
+        self._queue, self._device, self._engine = queue, device, engine
         self._flight: deque[_Step] = deque()  # in order
         self._loose: dict[int, _Step] = {}  # by cookie: copies that are under way
         self._copies: deque[tuple[int, int, int, int]] = deque()  # that the engine has not taken
         self._next = 0
         self._reports = np.zeros(_REPORTS, DONE)
-
-    @property
-    def memory_only(self) -> bool:
-        """Say that ranges of files cannot be sent."""
-        return True
 
     @property
     def copying(self) -> bool:
@@ -109,17 +100,6 @@ class DmaOutput:
                 continue
             self._items.append(_Item(work))
             self.nbytes += _size(work)
-
-    def hold(self, buffer: Buffer) -> None:
-        """Give *buffer* back when all that is queued now is done."""
-        if self._items:
-            self._items[-1].buffers.append(buffer)
-        else:  # the queue is closed: nothing refers to it
-            self._pool.release(buffer)
-
-    def sent(self) -> list[FileRange]:
-        """Return nothing: there are no ranges."""
-        return []
 
     def send(self) -> bool:
         """Begin and retire what can be; return whether nothing is left."""
@@ -167,14 +147,13 @@ class DmaOutput:
 
     def abandon(self) -> None:
         """Forget everything; the engine is closed."""
-        held = [item.buffers for item in self._items] + [step.buffers for step in self._flight]
-        for buffer in chain.from_iterable(held):
-            self._pool.release(buffer)
-        self._items.clear()
+        self._forget()
+        for step in self._flight:
+            self._release(step.buffers)
         self._flight.clear()
         self._loose.clear()
         self._copies.clear()
-        self.nbytes, self.arena = 0, memoryview(b"")
+        self.arena = memoryview(b"")
 
     # -- the parts
 
@@ -240,8 +219,7 @@ class DmaOutput:
         while self._flight and not self._flight[0].copies:
             step = self._flight.popleft()
             step.finish()
-            for buffer in step.buffers:
-                self._pool.release(buffer)
+            self._release(step.buffers)
 
 
 def _size(work: Push | Answer) -> int:

@@ -178,11 +178,8 @@ class RdmaListener:
         if found is None:
             pool = RegisteredPool(self._service.limits.buffers, device)
             found = self._services[device.name] = replace(self._service, pool=pool)
-            for subsystem in self._service.target.subsystems.values():
-                for namespace in subsystem.namespaces.values():
-                    memory = namespace.view(0, namespace.blocks * namespace.block_bytes)
-                    if memory is not None:
-                        device.register(memory, remote=False)
+            for memory in self._service.target.memories():
+                device.register(memory, remote=False)
         return found
 
     def _sweep(self) -> None:

@@ -5,14 +5,12 @@ Rules:
    False means that there is no room now.
 2. Memory that a device knows (buffers of RegisteredPool, namespaces in memory) is named by its
    region.  Other memory, which only admin commands have, is copied through a region of its own.
-3. A buffer in the queue goes back to the pool when the device has done what stands before it;
-   `abandon` gives back those that are left, after the queue pair is closed.
+3. The rule of memory_output.py; `abandon` gives back the buffers that are left, after the queue
+   pair is closed.
 4. A Pull is told to the queue once its data is there.
-The interface is that of output.Output.
 """
 
 import mmap
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -20,7 +18,7 @@ from hyades.common.nvme.rdma import RESPONSE_BYTES
 from hyades.common.nvme.rdma_target import Answer, Pull, Push, RdmaTargetQueue, Work
 from hyades.common.rdma.device import Device, Region, address_of
 from hyades.common.rdma.endpoint import Endpoint, Send, Verb
-from hyades.target_side.namespaces import FileRange
+from hyades.target_side.memory_output import MemoryOutput
 from hyades.target_side.pool import Buffer, BufferPool
 
 _BATCH = 16
@@ -74,40 +72,22 @@ class _Copy:
         self._device.forget(self.region)
 
 
-class RdmaOutput:
+class RdmaOutput(MemoryOutput[_Item]):
     """See the module."""
 
     def __init__(self, endpoint: Endpoint, queue: RdmaTargetQueue, pool: BufferPool) -> None:
-        self.nbytes = 0  # not posted yet
-        self.moved = 0  # bytes that are through
-        self._endpoint, self._queue, self._pool = endpoint, queue, pool
-        self._items: deque[_Item] = deque()
+        super().__init__(pool)
+        self._endpoint, self._queue = endpoint, queue
         capacity = endpoint.ring.capacity
         self._answers = memoryview(mmap.mmap(-1, capacity * RESPONSE_BYTES))
         self._region = endpoint.device.register(self._answers, remote=False)
         self._next, self._capacity = 0, capacity
-
-    @property
-    def memory_only(self) -> bool:
-        """Say that ranges of files cannot be sent."""
-        return True
 
     def push(self, segments: Iterable[Work]) -> None:
         """Queue work."""
         for work in segments:
             self._items.append(_Item(work))
             self.nbytes += _size(work)
-
-    def hold(self, buffer: Buffer) -> None:
-        """Give *buffer* back when all that is queued now is done."""
-        if self._items:
-            self._items[-1].buffers.append(buffer)
-        else:  # the queue is closed: nothing refers to it
-            self._pool.release(buffer)
-
-    def sent(self) -> list[FileRange]:
-        """Return nothing: there are no ranges."""
-        return []
 
     def send(self) -> bool:
         """Post what there is room for; return whether that was everything."""
@@ -123,8 +103,7 @@ class RdmaOutput:
 
     def done(self, attached: _Attached) -> None:
         """Take what came back with a send that is done."""
-        for buffer in attached.buffers:
-            self._pool.release(buffer)
+        self._release(attached.buffers)
         pull, copy = attached.pull, attached.copy
         if pull is not None:
             self.moved += pull.into.nbytes
@@ -137,15 +116,10 @@ class RdmaOutput:
     def abandon(self, left: Iterable[_Attached]) -> None:
         """Forget everything; *left* is what the queue pair, which is closed, has not done."""
         for attached in left:
-            for buffer in attached.buffers:
-                self._pool.release(buffer)
+            self._release(attached.buffers)
             if attached.copy is not None:
                 attached.copy.close()
-        for item in self._items:
-            for buffer in item.buffers:
-                self._pool.release(buffer)
-        self._items.clear()
-        self.nbytes = 0
+        self._forget()
         self._endpoint.device.forget(self._region)
 
     def _prepare(self, item: _Item) -> Send:
