@@ -7,23 +7,24 @@ from torch import Tensor
 
 from hyades.common.quantize import decode_rows
 from hyades.common.views import SparseShape, join_sparse
-from hyades.common.viewspec import ViewHead
 from hyades.gpu_side.scratch import scratch
+from hyades.gpu_side.stores import PageStoreInfo, block_rows
 
 
-def decode_range(head: ViewHead, index: int, raw: NDArray[np.uint8]) -> Tensor:
+def decode_range(store: PageStoreInfo, index: int, raw: NDArray[np.uint8]) -> Tensor:
     """Return the rows [n, width] of range *index* from its pages *raw*; rows not sent are zeros.
 
     DataError where a page of a sampled view contradicts itself.
     """
-    spec, shape = head.spec, head.spec.shape()
+    assert store.view is not None
+    spec, shape = store.view.spec, store.shape
     count = min(spec.range_rows, spec.rows - index * spec.range_rows)
     rows = scratch().take(count, spec.width)
     into, pages = rows.numpy(), raw.reshape(-1, shape.page_bytes)
     if isinstance(shape, SparseShape):
         rows.zero_()
-        used = shape.used_pages(int(head.counts[index]))
-        for page in join_sparse(shape, index, list(pages[:used]), spec.salt):
+        used = shape.used_pages(int(store.view.counts[index]))
+        for page in join_sparse(shape, index, list(pages[:used]), store.salt):
             into[page.ids] = decode_rows(np.ascontiguousarray(page.rows), spec.encoding, spec.width)
         return rows
     per_page = shape.rows_per_page
@@ -34,6 +35,6 @@ def decode_range(head: ViewHead, index: int, raw: NDArray[np.uint8]) -> Tensor:
     return rows
 
 
-def landing_blocks(head: ViewHead, rows: Tensor) -> list[Tensor]:
+def landing_blocks(store: PageStoreInfo, rows: Tensor) -> list[Tensor]:
     """Cut the rows of a range into the blocks in which landing multiplies them."""
-    return list(torch.split(rows, head.spec.block_rows))
+    return list(torch.split(rows, block_rows(store)))

@@ -39,11 +39,6 @@ class ViewChoice:
     project: bool = False
     encoding: Encoding | None = None
 
-    def describe(self) -> str:
-        """Return it as it is written: "sample,project,float16"."""
-        names = [name for name in ("sample", "project") if getattr(self, name)]
-        return ",".join([*names, *([self.encoding] if self.encoding else [])])
-
 
 @dataclass(frozen=True, slots=True)
 class ViewColumns:

@@ -199,7 +199,7 @@ class LaneStream:
         at = self._place(buffer)
         raw = self.port.arena[at : at + len(buffer.pages) * store.page_bytes]
         if store.view is not None:
-            return decode_range(store.view, lane, raw)
+            return decode_range(store, lane, raw)
         per_page, used = shape.rows_per_page, shape.rows_per_page * shape.row_bytes
         if used == store.page_bytes:
             return torch_dtype_view(raw[: rows * shape.row_bytes], store.dtype, store.width)

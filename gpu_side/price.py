@@ -83,7 +83,6 @@ class Candidate:
     log_pages: int = 0
     reason: str = ""
     scan_bytes: int = 0  # what one scan of the stage's input and topology reads
-    estimated: int = 0  # of bytes_read: rows of a sampled view, whose true number its head tells
 
     @property
     def bytes_moved(self) -> int:
@@ -135,6 +134,7 @@ class StagePricer:
         assert stage.conv is not None
         self.conv = stage.conv
         self.view = request.view if stage.inputs[0].stage == FEATURES else None
+        self.sampled = self.view is not None and self.view.sampled  # bytes are then estimates
         self.always = request.memory - budget  # bytes held in every stage
         lanes = np.arange(topology.chunks)
         graph = request.graph
@@ -173,12 +173,10 @@ class StagePricer:
         fits = memory <= self.budget
         spare = self.budget - memory
         pinned = 0
-        sampled = self.view is not None and self.view.sampled
-        if len(groups) > 1 and fits and not sampled:  # every pass needs other rows of a chunk
+        if len(groups) > 1 and fits and not self.sampled:  # every pass needs other rows of a chunk
             more = self.topology.chunks - self.kept_input
             pinned = max(0, min(spare // max(sizes.input_chunk, 1), more))
         read, chunks_read = self._bytes_read(groups, pinned, sizes)
-        estimated = sum(self._sampled_bytes(*group) for group in groups) if sampled else 0
         written = object_bytes(self.output)
         log_pages = 0
         if windows:
@@ -193,12 +191,12 @@ class StagePricer:
         arithmetic = self._arithmetic(candidate, chunks_read)
         storage = candidate.bytes_moved / self.request.rates.storage
         seconds = max(arithmetic / self.request.workers, storage)
-        once = self._sampled_bytes(0, self.topology.chunks) if sampled else 0
-        once = once or self._input_bytes(np.arange(self.topology.chunks))
+        if self.sampled:
+            once = self._sampled_bytes(0, self.topology.chunks)
+        else:
+            once = self._input_bytes(np.arange(self.topology.chunks))
         once += self.topology.pages * self.request.tiles.page_bytes * sizes.tile_streams
-        return replace(
-            candidate, seconds=seconds, arithmetic=arithmetic, scan_bytes=once, estimated=estimated
-        )
+        return replace(candidate, seconds=seconds, arithmetic=arithmetic, scan_bytes=once)
 
     def _bytes_read(
         self, groups: tuple[tuple[int, int], ...], pinned: int, sizes: ScanSizes
@@ -210,7 +208,7 @@ class StagePricer:
             pages = self.topology.pages_of(low, high)
             chunks = np.unique(self.topology.page_chunk[pages])
             read += len(pages) * tile_bytes
-            if self.view is not None and self.view.sampled:
+            if self.sampled:
                 read += self._sampled_bytes(low, high)
             else:
                 read += self._input_bytes(chunks[~held[chunks]])

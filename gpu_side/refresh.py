@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from hyades.common.trace import Advance, ScanCounters, Sink, Span
 from hyades.common.viewspec import ViewHead
 from hyades.common.volume import Volume
 from hyades.gpu_side import words as W
+from hyades.gpu_side.decode import landing_blocks
 from hyades.gpu_side.devices.cpu import (
     CpuDevice,
     give_back_free_memory,
@@ -38,7 +38,7 @@ from hyades.gpu_side.rowstage import combine_rows
 from hyades.gpu_side.runobjects import RunObjects
 from hyades.gpu_side.scan import MomentSums, PassScan
 from hyades.gpu_side.scores import score_weights
-from hyades.gpu_side.stores import PageStoreInfo, block_rows, bytes_of, page_by_page, view_store
+from hyades.gpu_side.stores import PageStoreInfo, page_by_page, view_store
 from hyades.gpu_side.tables import PassInputs, TileStores, VertexFloats
 from hyades.gpu_side.temporaries import scratch_bytes
 from hyades.gpu_side.topology import Topology
@@ -185,8 +185,6 @@ class Refresh:
             scan = PassScan(
                 stage.stage, inputs, self.port, self.moments.get(stage.stage.inputs[0].stage), sums
             )
-            if sampled:
-                self.counters.sampled_bytes += bytes_of(source, scan.tables.chunks)
             self._run_pass(stage, scan, index)
             pinned = scan.tables.chunks[scan.tables.chunks < source.kept + chosen.pinned]
             held[pinned] = True
@@ -292,11 +290,10 @@ class Refresh:
         weight = score_weights(conv)
         view = self.request.view if stage.stage.inputs[0].stage == FEATURES else None
         columns = None if view is None else view.columns
-        step = block_rows(source)
 
         def function(lane: int, blocks: list[Tensor]) -> None:
             at = lane * self.graph.range_rows
-            for block in torch.split(blocks[0], step):  # a view has the same blocks
+            for block in landing_blocks(source, blocks[0]):  # a view has the same blocks
                 x = apply_row_ops(conv.source, apply_row_ops(before, block, moments))
                 found = x @ weight if columns is None else x[:, -columns.scores :]
                 scores[at : at + len(x)] = found.numpy()

@@ -41,7 +41,6 @@ class RunCounters:
     stage_bytes: list[tuple[int, int]] = field(default_factory=list)  # read, written
     lanes_resumed: int = 0
     commits: int = 0
-    sampled_bytes: int = 0  # of sampled views, as their heads told before they were read
 
 
 def running_name(run: str, stage: int, last: int) -> str:

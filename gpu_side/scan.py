@@ -167,7 +167,7 @@ class PassScan:
         source = inputs.source
         if source.view is not None:
             raw = self.port.arena[at : at + self.input_chunk]
-            return landing_blocks(source.view, decode_range(source.view, chunk, raw))
+            return landing_blocks(source, decode_range(source, chunk, raw))
         row_bytes, per_page = source.shape.row_bytes, source.shape.rows_per_page
         whole = per_page * row_bytes == source.page_bytes
         blocks = []

@@ -34,6 +34,7 @@ class PageStoreInfo:
     arena_at: int = 0  # where those pages lie in the arena
     nbytes: Ints | None = None
     view: ViewHead | None = None  # where the pages are those of a view: how to decode them
+    salt: int = 0  # of the view's pages
 
     @property
     def page_bytes(self) -> int:
@@ -74,7 +75,7 @@ def view_store(head: ViewHead, number: int, device: int) -> PageStoreInfo:
     element = np.dtype(np.uint8)
     return PageStoreInfo(
         f"a view of {spec.source}", number, device, element, spec.width, shape, lbas, crcs,
-        nbytes=nbytes, view=head,
+        nbytes=nbytes, view=head, salt=salt,
     )  # fmt: skip
 
 
@@ -96,15 +97,6 @@ def memory_store(name: str, width: int, shape: PageShape, arena_at: int) -> Page
     absent = np.full(shape.pages, -1, np.int64)
     element = np.dtype(np.float32)
     return PageStoreInfo(name, 0, 0, element, width, shape, absent, None, shape.ranges, arena_at)
-
-
-def bytes_of(store: PageStoreInfo, ranges: Ints) -> int:
-    """Return the bytes that are read of *ranges*."""
-    shape = store.shape
-    pages = ranges[:, None] * shape.pages_per_range + np.arange(shape.pages_per_range)
-    pages = pages[pages < shape.pages]
-    sizes = np.full(shape.pages, shape.page_bytes) if store.nbytes is None else store.nbytes
-    return int(sizes[pages[store.lbas[pages] >= 0]].sum())
 
 
 def block_rows(store: PageStoreInfo) -> int:
