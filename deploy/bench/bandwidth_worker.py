@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyades.common.errors import DeviceLost
-from hyades.common.layout import BLOCK, COMPLETION, REQUEST, Op, Status
+from hyades.common.layout import BLOCK
 from hyades.common.units import MIB
+from hyades.deploy.bench.inflight import read_in_flight
 from hyades.proxy.arena import allocate_arena
 from hyades.proxy.registry import open_transport
-from hyades.proxy.transport import Transport
+from hyades.proxy.transport import Records, Transport
 
 _SEED = 20
 
@@ -59,29 +60,13 @@ def _read_pages(
     device: Transport, order: NDArray[np.uint64], page: int, depth: int, seconds: float
 ) -> int:
     """Return how many pages of *order* were read before *seconds* were over."""
-    records, completions = np.zeros(depth, REQUEST), np.zeros(depth, COMPLETION)
-    records["op"], records["nbytes"] = Op.READ, page
-    free = np.arange(depth, dtype=np.uint64)
-    sent = done = 0
+
+    def fill(batch: Records, first: int) -> None:
+        batch["lba"] = order[first : first + len(batch)] * np.uint64(page // BLOCK)
+        batch["nbytes"] = page
+
     deadline = time.monotonic() + seconds
-    while done < len(order) and (sent > done or time.monotonic() < deadline):
-        room = min(len(free), len(order) - sent) if time.monotonic() < deadline else 0
-        if room:
-            batch = records[:room]
-            batch["lba"] = order[sent : sent + room] * np.uint64(page // BLOCK)
-            batch["cookie"], batch["offset"] = free[:room], free[:room] * np.uint64(page)
-            accepted = device.submit(batch)
-            sent, free = sent + accepted, free[accepted:]
-        count = device.poll(completions)
-        if not count:
-            device.wait(0.1)
-            continue
-        if (completions["status"][:count] != Status.OK).any():
-            worst = Status(int(completions["status"][:count].min()))
-            raise DeviceLost(f"{device.stats()['describe']}: a read ended with {worst.name}")
-        free = np.concatenate([free, completions["cookie"][:count]])
-        done += count
-    return done
+    return read_in_flight(device, fill, len(order), page, depth, deadline)
 
 
 def read_sockets(spec: dict[str, Any]) -> dict[str, float]:

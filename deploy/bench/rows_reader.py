@@ -13,22 +13,21 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hyades.common.errors import DeviceLost
-from hyades.common.layout import BLOCK, COMPLETION, REQUEST, Op, Status
+from hyades.common.layout import BLOCK
 from hyades.common.units import MIB
 from hyades.common.views import SparseShape
 from hyades.common.viewspec import ViewHead
+from hyades.deploy.bench.inflight import read_in_flight
 from hyades.deploy.bench.link import Link, Speed
 from hyades.deploy.volumes import open_volume
 from hyades.proxy.arena import allocate_arena
 from hyades.proxy.registry import open_transport
-from hyades.proxy.transport import Transport
+from hyades.proxy.transport import Records, Transport
 from hyades.proxy.views import open_view
 
 _METRIC = 'hyades_stage_seconds_total{operator="'
@@ -136,41 +135,24 @@ def read_pieces(device: Transport, pieces: NDArray[np.int64], depth: int) -> flo
     limits = device.limits
     size, depth = min(limits.max_transfer, _LARGEST), min(depth, limits.max_inflight)
     device.register(allocate_arena(depth * size, shared=limits.shared_arena))
-    requests = _cut(pieces, size)
-    completions, free = np.zeros(depth, COMPLETION), np.arange(depth, dtype=np.uint64)
-    sent = done = 0
+    parts = _cut(pieces, size)
+
+    def fill(batch: Records, first: int) -> None:
+        batch["lba"], batch["nbytes"] = parts[first : first + len(batch)].T
+
     begin = time.perf_counter()
-    while done < len(requests):
-        room = min(len(free), len(requests) - sent)
-        if room:
-            batch = requests[sent : sent + room]
-            batch["cookie"], batch["offset"] = free[:room], free[:room] * np.uint64(size)
-            accepted = device.submit(batch)
-            sent, free = sent + accepted, free[accepted:]
-        count = device.poll(completions)
-        if not count:
-            device.wait(0.1)
-            continue
-        if (completions["status"][:count] != Status.OK).any():
-            worst = Status(int(completions["status"][:count].min()))
-            raise DeviceLost(f"{device.stats()['describe']}: a read ended with {worst.name}")
-        free = np.concatenate([free, completions["cookie"][:count]])
-        done += count
+    read_in_flight(device, fill, len(parts), size, depth)
     return time.perf_counter() - begin
 
 
-def _cut(pieces: NDArray[np.int64], size: int) -> NDArray[Any]:
-    """Return REQUEST[n] that read *pieces* in parts of at most *size* bytes."""
+def _cut(pieces: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Return (LBA, bytes) [n, 2] of *pieces* in parts of at most *size* bytes."""
     parts = [
         (lba + at // BLOCK, min(size, nbytes - at))
         for lba, nbytes in pieces.tolist()
         for at in range(0, nbytes, size)
     ]
-    requests = np.zeros(len(parts), REQUEST)
-    requests["op"] = Op.READ
-    if parts:
-        requests["lba"], requests["nbytes"] = np.array(parts, np.int64).T
-    return requests
+    return np.array(parts, np.int64).reshape(-1, 2)
 
 
 def scrape(address: str) -> dict[str, float]:
