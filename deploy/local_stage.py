@@ -9,10 +9,6 @@ not.  The blocks are those of the target's view, byte for byte, because both com
    why.
 """
 
-import queue
-import threading
-import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,22 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyades.common.errors import DataError, DeviceLost, HyadesError, UsageError
-from hyades.common.layout import BLOCK, COMPLETION, REQUEST, Op, Status
+from hyades.common.layout import BLOCK, Status
 from hyades.common.nvme.vendor import parse_request
 from hyades.common.units import MIB, format_size
 from hyades.common.viewspec import ViewHead
 from hyades.deploy.volumes import open_volume
 from hyades.proxy.arena import check_arena
 from hyades.proxy.records import (
-    COUNTERS,
     FLUSH,
-    account,
-    check_request,
     completion_words,
     counter_dict,
     request_words,
 )
 from hyades.proxy.transport import Limits, Records
+from hyades.proxy.transports.thread_engine import WorkerThreads
 from hyades.target_side.stage.options import StageOptions
 from hyades.target_side.stage.viewpages import ViewPages, make_spec
 
@@ -60,15 +54,12 @@ class LocalStageTransport:
         self._pages, self._name, self._closing, self._raw = pages, name, closing, raw
         self._limits = Limits(_MAX_TRANSFER, _MAX_INFLIGHT, BLOCK)
         self._arena: NDArray[np.uint8] | None = None
-        self._counters: NDArray[np.int64] = np.zeros(COUNTERS, np.int64)
-        self._jobs: queue.SimpleQueue[np.void | None] = queue.SimpleQueue()
-        self._ended: deque[tuple[int, int, int, int]] = deque()  # cookie, op, status, nbytes
-        self._something = threading.Event()
-        self._open = 0  # accepted and not yet reported
         self._failures: dict[int, str] = {}
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="hyades-local-stage", daemon=True)
-        self._thread.start()
+        self._worker = WorkerThreads(
+            self._read, depth=_MAX_INFLIGHT, max_transfer=_MAX_TRANSFER, writable=False, threads=1,
+            name="hyades-local-stage",
+        )  # fmt: skip
 
     @property
     def limits(self) -> Limits:
@@ -84,6 +75,7 @@ class LocalStageTransport:
         """Take the uint8 *arena* that request offsets index."""
         check_arena(arena, BLOCK, registered=self._arena is not None)
         self._arena = arena
+        self._worker.register(arena)
 
     def submit(self, requests: Records) -> int:
         """Take a prefix of REQUEST[n]; return its length."""
@@ -91,40 +83,15 @@ class LocalStageTransport:
             raise UsageError(f"{self.describe()} is closed")
         if self._arena is None:
             raise UsageError(f"{self.describe()} has no arena: call register first")
-        count = min(len(requests), _MAX_INFLIGHT - self._open)
-        words = request_words(requests[:count])
-        records = words.view(REQUEST)[:, 0]
-        bounds = (self.nblocks, len(self._arena), _MAX_TRANSFER, False)
-        for index in range(count):
-            status = int(check_request(words, index, *bounds))
-            if status == Status.OK:
-                self._jobs.put(records[index].copy())
-            else:
-                self._end(records[index], status, 0)
-        self._open += count
-        return count
+        return self._worker.submit(request_words(requests), self.nblocks)
 
     def poll(self, completions: Records) -> int:
         """Fill COMPLETION[n] with what has ended; return how many."""
-        self._something.clear()
-        records = completion_words(completions).view(COMPLETION)[:, 0]
-        count = 0
-        while count < len(records) and self._ended:
-            cookie, op, status, nbytes = self._ended.popleft()
-            records[count] = (cookie, status, nbytes, 0, 0)
-            account(self._counters, op, status, nbytes)
-            count += 1
-        self._open -= count
-        return count
+        return self._worker.poll(completion_words(completions))
 
     def wait(self, timeout: float) -> None:
         """Sleep until a request has ended, at most *timeout* seconds."""
-        if self._ended:
-            return
-        if self._closed or not self._open:
-            time.sleep(timeout)
-        else:
-            self._something.wait(timeout)
+        self._worker.wait(timeout)
 
     def grow(self, nblocks: int) -> None:
         """Do nothing: a view has its size; UsageError where it is too small."""
@@ -136,8 +103,7 @@ class LocalStageTransport:
         if self._closed:
             return
         self._closed = True
-        self._jobs.put(None)
-        self._thread.join()
+        self._worker.close()
         try:
             self._pages.close()
         finally:
@@ -154,7 +120,7 @@ class LocalStageTransport:
 
     def stats(self) -> dict[str, Any]:
         """Return the counters of the view; `raw` has those of the volume's device."""
-        counters = counter_dict(self._counters)
+        counters = counter_dict(self._worker.counters)
         return {**counters, "raw": self._raw(), "describe": self.describe()}
 
     def describe(self) -> str:
@@ -165,24 +131,12 @@ class LocalStageTransport:
 
     # -- the thread
 
-    def _end(self, request: np.void, status: int, nbytes: int) -> None:
-        self._ended.append((int(request["cookie"]), int(request["op"]), status, nbytes))
-        self._something.set()
-
-    def _work(self) -> None:
-        while (request := self._jobs.get()) is not None:
-            if self._closed:
-                self._end(request, int(Status.CANCELLED), 0)
-            elif request["op"] == FLUSH:
-                self._end(request, int(Status.OK), 0)
-            else:
-                self._end(request, *self._read(request))
-
     def _read(self, request: np.void) -> tuple[int, int]:
         """Compute the blocks of one valid request; return its status and bytes."""
         lba, offset, nbytes = (int(request[name]) for name in ("lba", "offset", "nbytes"))
         assert self._arena is not None
-        assert request["op"] == Op.READ
+        if request["op"] == FLUSH:
+            return int(Status.OK), 0
         try:
             self._pages.read_into(lba, self._arena[offset : offset + nbytes].data)
         except (HyadesError, MemoryError) as error:

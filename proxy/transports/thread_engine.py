@@ -1,10 +1,13 @@
-"""The file transport's engine where io_uring is refused: preadv and pwritev on a few threads."""
+"""Requests that run on a few threads, and the file transport's engine where io_uring is refused:
+preadv and pwritev.
+"""
 
 import errno
 import os
 import queue
 import threading
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,22 +26,26 @@ from hyades.proxy.transports.engines import TRIES, Geometry, errno_status
 _THREADS = 4  # enough to keep a disk busy with pages of 64 KiB and more
 
 
-class ThreadEngine:
-    """Runs each request on one of a few threads; system calls release the GIL."""
+class WorkerThreads:
+    """Runs each request on one of a few threads: what engines and transports of threads share."""
 
-    def __init__(self, geometry: Geometry) -> None:
-        self._geometry = geometry
+    def __init__(
+        self, run: Callable[[np.void], tuple[int, int]], *, depth: int, max_transfer: int,
+        writable: bool, threads: int, name: str,
+    ) -> None:  # fmt: skip
+        """Accept *depth* requests at a time; *run* gives status and bytes of a valid one."""
         self.counters: NDArray[np.int64] = np.zeros(COUNTERS, np.int64)
+        self._run_one, self._depth = run, depth
+        self._max_transfer, self._writable = max_transfer, writable
         self._arena = memoryview(b"")
         self._jobs: queue.SimpleQueue[np.void | None] = queue.SimpleQueue()
         self._ended: deque[tuple[int, int, int, int]] = deque()  # cookie, op, status, nbytes
         self._something = threading.Event()
         self._open = 0  # accepted and not yet reported
         self._closing = False
-        count = min(_THREADS, geometry.depth)
         self._threads = [
-            threading.Thread(target=self._work, name=f"hyades-file-{i}", daemon=True)
-            for i in range(count)
+            threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True)
+            for i in range(threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -49,10 +56,9 @@ class ThreadEngine:
 
     def submit(self, words: Words, nblocks: int) -> int:
         """Accept a prefix of int64[n, 8] and start it."""
-        geometry = self._geometry
-        count = min(len(words), geometry.depth - self._open)
+        count = min(len(words), self._depth - self._open)
         records = words[:count].view(REQUEST)[:, 0]
-        bounds = (nblocks, len(self._arena), geometry.max_transfer, geometry.writable)
+        bounds = (nblocks, len(self._arena), self._max_transfer, self._writable)
         for i in range(count):
             status = int(check_request(words, i, *bounds))
             if status == Status.OK:
@@ -88,10 +94,6 @@ class ThreadEngine:
         for thread in self._threads:
             thread.join()
 
-    def describe(self) -> str:
-        """Return the engine's part of the transport's line."""
-        return f"preadv on {len(self._threads)} threads"
-
     def _end(self, request: np.void, status: int, nbytes: int) -> None:
         self._ended.append((int(request["cookie"]), int(request["op"]), status, nbytes))
         self._something.set()
@@ -101,7 +103,22 @@ class ThreadEngine:
             if self._closing:
                 self._end(request, int(Status.CANCELLED), 0)
                 continue
-            self._end(request, *self._run(request))
+            self._end(request, *self._run_one(request))
+
+
+class ThreadEngine(WorkerThreads):
+    """Moves pages of an open file; system calls release the GIL."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._geometry = geometry
+        super().__init__(
+            self._run, depth=geometry.depth, max_transfer=geometry.max_transfer,
+            writable=geometry.writable, threads=min(_THREADS, geometry.depth), name="hyades-file",
+        )  # fmt: skip
+
+    def describe(self) -> str:
+        """Return the engine's part of the transport's line."""
+        return f"preadv on {len(self._threads)} threads"
 
     def _run(self, request: np.void) -> tuple[int, int]:
         """Return status and bytes of one valid request."""
