@@ -7,9 +7,10 @@ import threading
 import msgspec
 import numpy as np
 import pytest
-from tests.contracts.transport import finish, request
+from tests.contracts.transport import finish
 from tests.reference import nvme
 from tests.reference.nvme_host import Host, await_that
+from tests.reference.own_views import Begun, reads_of
 from tests.reference.view_host import (
     FIRST,
     HALF,
@@ -26,13 +27,12 @@ from tests.reference.view_host import (
 )
 
 from hyades.common.checksum import crc32c
-from hyades.common.layout import BLOCK, Op, Status
+from hyades.common.layout import BLOCK, Status
 from hyades.common.nvme import commands
 from hyades.common.nvme.layout import VIEW_REQUEST, Opcode
 from hyades.common.nvme.status import DNR, StatusCode
 from hyades.common.nvme.vendor import ViewRequest, build_request
 from hyades.common.units import KIB, MIB
-from hyades.proxy.arena import allocate_arena
 from hyades.proxy.registry import open_transport
 from hyades.target_side.events import ViewRefused
 from hyades.target_side.namespaces import FileNamespace
@@ -240,11 +240,7 @@ def test_a_target_killed_while_a_view_is_read(path, tmp_path, encoding):
         device = open_transport(url, writable=False)
         try:
             assert device.nblocks * BLOCK == len(expected)
-            arena = allocate_arena(len(expected))
-            device.register(arena)
-            reads = np.concatenate(
-                [request(Op.READ, b, 1, b * BLOCK, b) for b in range(device.nblocks)]
-            )
+            arena, reads = reads_of(device)
             for _ in range(2):
                 arena[:] = 0xEE
                 begun = device.submit(reads)
@@ -258,17 +254,3 @@ def test_a_target_killed_while_a_view_is_read(path, tmp_path, encoding):
                 assert arena[: len(expected)].tobytes() == expected
         finally:
             device.close()
-
-
-class Begun:
-    """A transport whose first *count* requests have been submitted before."""
-
-    def __init__(self, device, count):
-        self._device, self._count = device, count
-        self.poll, self.wait = device.poll, device.wait
-
-    def submit(self, requests):
-        if count := self._count:
-            self._count = 0
-            return count
-        return self._device.submit(requests)
