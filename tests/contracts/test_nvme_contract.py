@@ -5,10 +5,7 @@ import pytest
 from tests.contracts.transport import BLOCKS, TransportContract, finish, request
 from tests.reference import nvme
 
-from hyades.common.errors import BackendMissing
 from hyades.common.layout import BLOCK, Op, Status
-from hyades.common.nvme.psk import Keyring, Psk
-from hyades.common.nvme.tls import probe as probe_tls
 from hyades.proxy.arena import allocate_arena
 from hyades.proxy.registry import open_transport
 
@@ -104,16 +101,9 @@ class TestTls(NvmeContract):
     options = {"digest": "header"}  # noqa: RUF012
 
     def serve(self, folder, nblocks):
-        try:
-            probe_tls()
-        except BackendMissing as missing:
-            pytest.skip(str(missing))
-        psk = Psk(bytes(range(32)), 1, "test")
-        key = folder / "key"
-        key.write_text(psk.interchange())
-        key.chmod(0o600)
+        key, keys = nvme.make_key(folder)
         self.options = {**type(self).options, "tls": key}
-        server = nvme.file_server(folder, nblocks, keys=Keyring([psk]))
+        server = nvme.file_server(folder, nblocks, keys=keys)
         self._servers.append(server)
         return server
 

@@ -15,10 +15,8 @@ from tests.reference.stage import make_volume, random_edges
 from tests.reference.view_host import made_here, view_server
 
 from hyades.common.blocks import MemoryBlocks
-from hyades.common.errors import BackendMissing, UsageError
+from hyades.common.errors import UsageError
 from hyades.common.layout import BLOCK, Op, Status
-from hyades.common.nvme.psk import Keyring, Psk
-from hyades.common.nvme.tls import probe as probe_tls
 from hyades.common.nvme.vendor import ViewRequest, build_request
 from hyades.common.units import KIB
 from hyades.deploy.local_stage import open_local_view
@@ -136,16 +134,9 @@ class TestTcpDigests(ViewContract):
 
 class TestTlsView(ViewContract):
     def keys(self, folder):
-        try:
-            probe_tls()
-        except BackendMissing as missing:
-            pytest.skip(str(missing))
-        psk = Psk(bytes(range(32)), 1, "test")
-        key = folder / "key"
-        key.write_text(psk.interchange())
-        key.chmod(0o600)
+        key, keys = nvme.make_key(folder)
         self.options = {"tls": key}
-        return Keyring([psk])
+        return keys
 
 
 class TestDmaView(ViewContract):

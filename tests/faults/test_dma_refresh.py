@@ -6,17 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.faults.test_nvme_refresh import Killer
 from tests.reference import dma, doca
+from tests.reference.killed import LEAN, local_run, refresh_while_killed
 from tests.reference.nvme import stopped_at_end
-from tests.reference.runs import refresh_rows, same_bits, three_layers, write_volume
+from tests.reference.runs import refresh_rows, same_bits, three_layers
 
 import hyades
-from hyades.common.units import MIB
 from hyades.target_side.namespaces import FileNamespace
 
 Rows = NDArray[np.float32]
-LEAN = {"memory": "64MiB", "plan": "log:12", "force": True, "checkpoint_seconds": 0.05}
 WAYS = {
     "buffers": {"buffer": "1MiB"},
     "small buffers": {"buffer": "64KiB", "buffers": 2},
@@ -27,12 +25,7 @@ WAYS = {
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Rows]]:
     """Give a volume with room behind it, and the rows of a local run."""
-    path = write_volume(tmp_path_factory.mktemp("local") / "pages.vol")
-    with hyades.open(path, writable=True) as volume:
-        rows, _ = refresh_rows(volume, three_layers("gcn"), "here", **LEAN)
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size + 64 * MIB)
-    yield path, rows
+    yield local_run(tmp_path_factory.mktemp("local"))
     doca.remove_builds()
 
 
@@ -61,16 +54,4 @@ def test_the_target_is_killed(tmp_path, local, way):
     with dma.TargetProcess(path) as target:
         options = {"reconnect_delay": 0.02, "kato": 2, "depth": 8, **WAYS[way]}
         url = dma.path_url(target.socket, **options)
-        with hyades.open(url, writable=True) as volume:
-            killer = Killer(target, 1)
-            killer.start()
-            try:
-                rows, _ = refresh_rows(volume, three_layers("gcn"), "there", **LEAN)
-                while not killer.kills:  # it was faster
-                    rows, _ = refresh_rows(volume, three_layers("gcn"), "there", **LEAN)
-            finally:
-                killer.stop()
-        assert same_bits(rows, local[1])
-        with hyades.open(url) as volume:  # what lies there, through a new connection
-            assert same_bits(volume.read("there"), local[1])
-            assert list(volume.volume.verify(["output/there"])) == []
+        refresh_while_killed(target, url, local[1], 1)

@@ -4,56 +4,25 @@ HYADES_KILL_RUNS sets the number of runs: 20 in the long run.
 """
 
 import os
-import random
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.reference import nvme
-from tests.reference.runs import refresh_rows, same_bits, three_layers, write_volume
+from tests.reference.killed import LEAN, local_run, refresh_while_killed
+from tests.reference.runs import refresh_rows, same_bits, three_layers
 
 import hyades
 from hyades.common.errors import DeviceLost
-from hyades.common.units import MIB
 
 RUNS = int(os.environ.get("HYADES_KILL_RUNS", "3"))
-LEAN = {"memory": "64MiB", "plan": "log:12", "force": True, "checkpoint_seconds": 0.05}
 
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NDArray[np.float32]]:
     """Return a volume with room behind it, and the rows of a local run."""
-    path = write_volume(tmp_path_factory.mktemp("local") / "pages.vol")
-    with hyades.open(path, writable=True) as volume:
-        rows, _ = refresh_rows(volume, three_layers("gcn"), "here", **LEAN)
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size + 64 * MIB)
-    return path, rows
-
-
-class Killer(threading.Thread):
-    """Kills a target and starts it again, up to three times, at random moments."""
-
-    def __init__(self, target: nvme.TargetProcess, seed: int) -> None:
-        super().__init__(daemon=True)
-        self.target, self.kills = target, 0
-        self._random = random.Random(seed)
-        self._end = threading.Event()
-
-    def run(self) -> None:
-        for turn in range(3):
-            if self._end.wait(self._random.uniform(0.0, 0.2 * (1 + turn))):
-                return
-            self.target.kill()
-            self.kills += 1
-            self._end.wait(self._random.uniform(0.0, 0.2))
-            self.target.start()
-
-    def stop(self) -> None:
-        self._end.set()
-        self.join()
+    return local_run(tmp_path_factory.mktemp("local"))
 
 
 @pytest.mark.parametrize("seed", range(RUNS))
@@ -64,19 +33,7 @@ def test_the_target_is_killed(
     path.write_bytes(local[0].read_bytes())
     with nvme.TargetProcess(path) as target:
         url = nvme.address_url(target.address, reconnect_delay=0.02, kato=2, depth=8)
-        with hyades.open(url, writable=True) as volume:
-            killer = Killer(target, seed)
-            killer.start()
-            try:
-                rows, _ = refresh_rows(volume, three_layers("gcn"), "there", **LEAN)
-                while not killer.kills:  # it was faster
-                    rows, _ = refresh_rows(volume, three_layers("gcn"), "there", **LEAN)
-            finally:
-                killer.stop()
-        assert same_bits(rows, local[1])
-        with hyades.open(url) as volume:  # what lies there, through a new connection
-            assert same_bits(volume.read("there"), local[1])
-            assert list(volume.volume.verify(["output/there"])) == []
+        refresh_while_killed(target, url, local[1], seed)
 
 
 def test_the_target_stays_away_and_the_run_is_resumed(

@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from hyades.common.errors import BackendMissing
 from hyades.common.layout import BLOCK
-from hyades.common.nvme.psk import Keyring
+from hyades.common.nvme.psk import Keyring, Psk
+from hyades.common.nvme.tls import probe as probe_tls
 from hyades.proxy.registry import open_transport
 from hyades.proxy.transport import Transport
 from hyades.target_side.limits import Limits
@@ -71,6 +75,22 @@ def after(seconds: float) -> Callable[[], bool]:
 def connect(*addresses: tuple[str, int], **options: Any) -> Transport:
     """Return a transport through *addresses* that finds and mends losses quickly."""
     return open_transport(address_url(*addresses, **{**QUICK, **options}))
+
+
+def make_key(folder: Path) -> tuple[Path, Keyring]:
+    """Write a key for TLS into *folder*; return its path and the target's keyring.
+
+    The test is skipped where TLS cannot be had.
+    """
+    try:
+        probe_tls()
+    except BackendMissing as missing:
+        pytest.skip(str(missing))
+    psk = Psk(bytes(range(32)), 1, "test")
+    key = folder / "key"
+    key.write_text(psk.interchange())
+    key.chmod(0o600)
+    return key, Keyring([psk])
 
 
 @contextlib.contextmanager
