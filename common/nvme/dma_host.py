@@ -7,26 +7,24 @@ States: READY -error or close-> CLOSED.  Rules:
 2. Chunks of writes are put into buffers in the order of their commands, after these, as buffers
    are free: the target counts those that it has emptied.  Chunks that arrive are copied out and
    counted as emptied, in order.  No buffer is written before it was counted.
-3. At most `depth` commands are out; every one ends exactly once: in `completions`, or in what
-   `close` returns.  A read that succeeds has had all its bytes.
+3. The rules of memory_host.py; a read that succeeds has had all its bytes.
 4. What the target may not do raises Violation and closes the queue: see dma_memory.py, rule 2.
 5. `advance` takes what is there, `publish` hands over what is new; either says whether there was
-   something.  No I/O, no clock.
-Must stay in sync: dma_target.py is the other end.  It has the interface of host.HostQueue as far as
-the engine of the initiator uses it.
+   something.
+Must stay in sync: dma_target.py is the other end.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hyades.common.errors import UsageError
 from hyades.common.nvme import dma
 from hyades.common.nvme.commands import set_sgl
 from hyades.common.nvme.dma import HEADER, SLOTS
 from hyades.common.nvme.dma_memory import QueueMemory
 from hyades.common.nvme.host import State
-from hyades.common.nvme.layout import CQE, SGL_DESCRIPTOR, SQE_BYTES, SQE_SGL, Sgl
+from hyades.common.nvme.layout import SGL_DESCRIPTOR, SQE_SGL, Sgl
+from hyades.common.nvme.memory_host import MemoryHostQueue
 from hyades.common.nvme.pdu import Violation
 
 Locate = Callable[[memoryview], int | None]
@@ -43,7 +41,7 @@ class _Transfer:
     chunk: int = 0
 
 
-class DmaHostQueue:
+class DmaHostQueue(MemoryHostQueue):
     """One queue; see the module."""
 
     def __init__(
@@ -51,35 +49,18 @@ class DmaHostQueue:
     ) -> None:
         """Keep up to *depth* commands out, one less than the rings have entries."""
         assert depth < memory.shape.entries
-        self.state = State.READY
-        self.depth = depth
-        self.in_capsule = 0  # nothing travels in a capsule
-        self.last_heard = 0.0
-        self.completions: list[tuple[int, int, int]] = []  # (cid, status code, result)
-        self.bytes_in = self.bytes_out = 0  # entries of the rings, and data
+        super().__init__(depth, State.READY)  # nothing travels in a capsule
         self.chunks = 0  # that arrived in buffers
         self._memory, self._chunk_bytes, self._locate = memory, chunk_bytes, locate
         self._buffers = memory.shape.buffers
-        self._out: list[int] = [-1] * depth  # bytes that a command that is out reads; -1: free
-        self._free = list(range(depth))[::-1]
         self._packets: list[int] = [0] * depth
         self._direct: set[int] = set()  # command ids whose data the target moves by itself
-        self._reads: dict[int, _Transfer] = {}  # by packet
+        self._landing: dict[int, _Transfer] = {}  # by packet
         self._sends: deque[_Transfer] = deque()
         self._tail = self._rung = 0  # commands: written, published
         self._head = 0  # completions taken
         self._filled = self._emptied = 0  # buffers to the target
         self._taken = 0  # buffers to the host
-
-    @property
-    def outstanding(self) -> int:
-        """Commands that are out."""
-        return self.depth - len(self._free)
-
-    @property
-    def room(self) -> int:
-        """Commands that `submit` would take now."""
-        return len(self._free) if self.state is State.READY else 0
 
     @property
     def direct(self) -> bool:
@@ -95,14 +76,11 @@ class DmaHostQueue:
         *into* takes what it reads, *source* is what it writes.  *in_capsule* means nothing here.
         """
         del in_capsule
-        if self.state is not State.READY or not self._free:
-            raise UsageError(f"this queue is {self.state.value}, {self.outstanding} are out")
+        self._check_room()
         memory = into if into is not None else source
         nbytes = 0 if memory is None else memory.nbytes
-        cid, packet = self._free.pop(), self._tail
-        if self.outstanding == 1:
-            self.last_heard = now
-        self._out[cid], self._packets[cid] = 0 if into is None else nbytes, packet
+        cid, packet = self._begin(into, source, now), self._tail
+        self._packets[cid] = packet
         set_sgl(sqe, cid, nbytes, Sgl.TRANSPORT)
         if memory is not None and nbytes:
             at = self._locate(memory)
@@ -110,10 +88,9 @@ class DmaHostQueue:
                 SGL_DESCRIPTOR.pack_into(sqe, SQE_SGL, at, nbytes, SLOTS)
                 self._direct.add(cid)
             elif into is not None:
-                self._reads[packet] = _Transfer(cid, packet, memory)
+                self._landing[packet] = _Transfer(cid, packet, memory)
             else:
                 self._sends.append(_Transfer(cid, packet, memory))
-        self.bytes_out += SQE_BYTES + (0 if source is None else nbytes)
         self._memory.submission(packet)[:] = sqe
         self._tail += 1
         return cid
@@ -155,20 +132,12 @@ class DmaHostQueue:
         """Return whether the target may be asleep."""
         return self._memory.sleeps(dma.TARGET_SLEEPS)
 
-    def quiet_since(self) -> float | None:
-        """Return when the target was last heard of, None where it owes nothing."""
-        return self.last_heard if self.outstanding else None
-
     def close(self) -> list[int]:
         """Forget the memory; return the command ids that were out."""
-        self.state = State.CLOSED
-        lost = [cid for cid in range(self.depth) if self._out[cid] >= 0]
-        self._out = [-1] * self.depth
-        self._free = list(range(self.depth))[::-1]
-        self._reads.clear()
+        self._landing.clear()
         self._sends.clear()
         self._direct.clear()
-        return lost
+        return super().close()
 
     # -- the parts
 
@@ -220,7 +189,7 @@ class DmaHostQueue:
             self._taken += 1
             memory.store(dma.IN_EMPTIED, self._taken)
         while self._head < tail:
-            self._finish(bytes(memory.completion(self._head)))
+            self._take_answer(bytes(memory.completion(self._head)))
             self._head += 1
         if found:
             memory.store(dma.CQ_HEAD, self._head)
@@ -229,7 +198,7 @@ class DmaHostQueue:
     def _land(self, position: int) -> None:
         header = bytes(self._memory.header(position, outward=False))
         packet, whole, chunk, nbytes = HEADER.unpack(header)
-        read = self._reads.get(packet)
+        read = self._landing.get(packet)
         if read is None:
             raise Violation(f"a chunk of packet {packet}, which nothing reads")
         left = read.memory.nbytes - read.done
@@ -245,19 +214,12 @@ class DmaHostQueue:
         read.done, read.chunk = read.done + nbytes, chunk + 1
         self.chunks += 1
 
-    def _finish(self, entry: bytes) -> None:
-        result, _, _, cid, status = CQE.unpack(entry)
-        reads = self._out[cid] if cid < self.depth else -1
-        if reads < 0:
-            raise Violation(f"an answer to command {cid}, which is not out")
-        code = status >> 1
-        read = self._reads.pop(self._packets[cid], None)
+    def _take_answer(self, entry: bytes) -> None:
+        cid, code, result, reads = self._parse_answer(entry)
+        read = self._landing.pop(self._packets[cid], None)
         if read is not None and not code and read.done != reads:
             raise Violation(f"command {cid} read {read.done} bytes of {reads}, and succeeded")
         if code:
             self._sends = deque(send for send in self._sends if send.cid != cid)
         self._direct.discard(cid)
-        self._out[cid] = -1
-        self._free.append(cid)
-        self.bytes_in += dma.CQE_BYTES + (0 if code else reads)
-        self.completions.append((cid, code, result))
+        self._finish(cid, code, result, reads)
