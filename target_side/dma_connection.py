@@ -83,9 +83,7 @@ class DmaConnection(Edge[DmaTargetQueue, DmaOutput]):
 
     def discard(self) -> None:
         """Let go of everything; the socket last."""
-        for address in self._mapped:
-            self._device.forget(address)
-        self._mapped.clear()
+        self._forget_memory()
         self.sock.close()
         for bell in self._bells:
             os.close(bell)
@@ -160,10 +158,8 @@ class DmaConnection(Edge[DmaTargetQueue, DmaOutput]):
 
     def _receive(self) -> bool:
         """Take what is there; return whether there was something."""
-        if self._direct and not self.queue.arena_bytes:
-            self._hear()
         now = time.monotonic()
-        found = self.queue.advance(now)
+        found = self.queue.advance(now, self._hear_arena)
         found = self.output.receive() or found
         if found:
             self.last_heard = now
@@ -192,6 +188,10 @@ class DmaConnection(Edge[DmaTargetQueue, DmaOutput]):
         if self.queue.must_wake():
             with suppress(BlockingIOError):  # it was rung 2**64 times: awake enough
                 os.eventfd_write(self._bells[1], 1)
+
+    def _hear_arena(self) -> None:
+        if self._direct and not self.queue.arena_bytes:
+            self._hear()
 
     def _hear(self) -> None:
         """Take what came by the socket: an arena, or the end."""
@@ -228,11 +228,21 @@ class DmaConnection(Edge[DmaTargetQueue, DmaOutput]):
                 self._report(was, str(error))
                 return
             self._ring()
+            self._forget_memory()
             self.queue.close()
             self.executor.abandon()
             self.output.abandon()
         self.discard()
         self._report(was, reason)
+
+    def _forget_memory(self) -> None:
+        """Let the device forget the host's memory, while it is mapped.
+
+        Later, another connection's memory might have its address, and be forgotten instead.
+        """
+        for address in self._mapped:
+            self._device.forget(address)
+        self._mapped.clear()
 
 
 def _peer(sock: socket.socket) -> str:

@@ -19,6 +19,7 @@ Rules:
 Must stay in sync: dma_host.py is the other end.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hyades.common.errors import UsageError
@@ -111,12 +112,16 @@ class DmaTargetQueue(MemoryTargetQueue[_Open, Work]):
         super().configure(qid, depth, flow_control=flow_control)
         self.depth = min(depth, self._memory.shape.entries)
 
-    def advance(self, now: float = 0.0) -> bool:
-        """Take the commands that are there; return whether there were any.  Raises Violation."""
+    def advance(self, now: float = 0.0, seen: Callable[[], None] = lambda: None) -> bool:
+        """Take the commands that are there; return whether there were any.  Raises Violation.
+
+        *seen* is called when it is known which they are, and before they are looked at: what the
+        host said before it wrote them (its arena) can be heard then, and not surely any earlier.
+        """
         if self.closed:
             raise UsageError("this queue is closed")
         try:
-            return self._advance(now)
+            return self._advance(now, seen)
         except Violation:
             self.closed, self._out = True, []
             raise
@@ -232,7 +237,7 @@ class DmaTargetQueue(MemoryTargetQueue[_Open, Work]):
 
     # -- the parts
 
-    def _advance(self, now: float) -> bool:
+    def _advance(self, now: float, seen: Callable[[], None]) -> bool:
         memory, entries = self._memory, self._memory.shape.entries
         # In this order: a chunk stands behind its command.
         filled = memory.check(
@@ -242,6 +247,8 @@ class DmaTargetQueue(MemoryTargetQueue[_Open, Work]):
         tail = memory.check(dma.SQ_TAIL, self._taken, self._taken + entries, "commands written")
         found = tail != self._taken or filled != self._filled
         self._filled = filled
+        if tail != self._taken:
+            seen()
         while self._taken < tail:
             packet, self._taken = self._taken, self._taken + 1
             self._take(Command(bytes(memory.submission(packet))), packet)

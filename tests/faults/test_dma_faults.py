@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from threading import Thread
@@ -18,6 +19,7 @@ from tests.contracts.transport import arena_for, finish, pattern, request
 from tests.reference import dma, doca
 from tests.reference.nvme import QUICK, stopped_at_end
 
+from hyades.common.dma.engine import MemcpyDevice
 from hyades.common.errors import DeviceLost, PeerError, UsageError
 from hyades.common.layout import BLOCK, COMPLETION, Op, Status
 from hyades.common.nvme import dma as wire
@@ -25,6 +27,7 @@ from hyades.common.nvme.dma import Hello, Kind, Shape
 from hyades.proxy.registry import open_transport
 from hyades.proxy.transports import nvme_dma_wire
 from hyades.proxy.transports.nvme_dma_session import _make_memory
+from hyades.target_side.dma_output import DmaOutput
 from hyades.target_side.namespaces import FileNamespace, MemoryNamespace
 
 NBLOCKS = 256
@@ -352,3 +355,25 @@ def test_a_copy_that_fails_is_made_again_on_a_new_connection(
     device.close()
     servers.pop().stop()
     assert doca.leaks() == 0
+
+
+def test_memory_is_forgotten_while_it_is_mapped(servers, monkeypatch):
+    """Else another connection's memory might have its address by then, and be forgotten."""
+    events, forget, abandon = [], MemcpyDevice.forget, DmaOutput.abandon
+
+    def note(what, inner):
+        def noted(self, *given):
+            events.append((threading.get_ident(), what))
+            return inner(self, *given)
+
+        return noted
+
+    monkeypatch.setattr(MemcpyDevice, "forget", note("forgotten", forget))
+    monkeypatch.setattr(DmaOutput, "abandon", note("unmapped", abandon))
+    servers.append(dma.start({1: MemoryNamespace(NBLOCKS * BLOCK)}))
+    use(dma.url(servers[0], zerocopy=1, queues=1), 1)
+    servers.pop().stop()
+    by_thread = {who: [what for other, what in events if other == who] for who, _ in events}
+    ends = [found for found in by_thread.values() if "unmapped" in found]
+    assert sorted(map(len, ends)) == [2, 3]  # the admin queue has no arena
+    assert all(found.index("unmapped") == len(found) - 1 for found in ends)

@@ -122,6 +122,24 @@ def test_slots_are_named_by_their_place():
     assert into == pair.arena[100:200]
 
 
+def test_an_arena_that_is_heard_of_with_the_first_command_that_names_it():
+    """It is announced before the command is written, perhaps after the target looked for it."""
+    pair = Pair()
+    read(pair, pair.arena[8192 : 8192 + 5000])
+    heard = []
+
+    def hear():
+        heard.append(len(pair.target.commands))
+        pair.target.arena_bytes = len(pair.arena)
+
+    assert not pair.target.advance(0.0, hear)  # nothing is published
+    pair.host.publish()
+    assert pair.target.advance(0.0, hear)
+    assert heard == [0]
+    ((command, _, _),) = pair.target.commands
+    assert (command.sgl, command.sgl_bytes) == (Sgl.TRANSPORT, 5000)
+
+
 @pytest.mark.parametrize("arena_bytes", [0, 8192 + 4999])
 def test_a_place_outside_the_arena_is_no_descriptor_that_anybody_takes(arena_bytes):
     pair = Pair()
