@@ -105,7 +105,7 @@ class NvmeTcpTransport:
         """Sleep until something arrives or may be sent, at most *timeout* seconds."""
         if self._table.ended:
             return
-        if self._closed:
+        if self._closed or not self._table.open:  # a late ring is nothing to wake for
             time.sleep(timeout)
         else:
             self._engine.wait(timeout)

@@ -6,6 +6,7 @@ import errno
 import os
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -83,8 +84,12 @@ class WorkerThreads:
 
     def wait(self, timeout: float) -> None:
         """Sleep until a request has ended, at most *timeout* seconds."""
-        if not self._ended:
+        if self._ended:
+            return
+        if self._open:
             self._something.wait(timeout)
+        else:  # the event may be of a request that was reported before
+            time.sleep(timeout)
 
     def close(self) -> None:
         """Cancel what no thread has begun; wait for the rest."""
